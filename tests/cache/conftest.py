@@ -52,13 +52,13 @@ def embedding_server() -> EmbeddingServer:
 
 
 @pytest.fixture
-async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIterator[OpenCache]:
-    """Makes a cache, a replica, of a URL and settings; it is closed when the test ends."""
+async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) -> AsyncIterator[OpenCache]:
+    """Makes a cache, a replica, in the empty server or at another URL, with settings; it is closed when the test ends."""
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(httpx.AsyncHTTPTransport())
         embeddings_url = serve(embedding_server, lifespan="off")
 
-        def open_cache(url: str, sealer: Sealer | None = None, **given: Any) -> Cache:
+        def open_cache(url: str = url, sealer: Sealer | None = None, **given: Any) -> Cache:
             client = connect(url, timeout=20.0)
             stack.push_async_callback(client.aclose)
             chosen = settings(**{"cache__timeout": 20.0, "upstream__url": embeddings_url, **given})
@@ -76,7 +76,6 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIt
 
 
 @pytest.fixture
-def cache(open_cache: OpenCache, plain_server: Server, server: Plain) -> Cache:
+def cache(open_cache: OpenCache) -> Cache:
     """A cache in the empty server."""
-    assert server.dbsize() == 0
-    return open_cache(plain_server.url)
+    return open_cache()

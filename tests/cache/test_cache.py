@@ -41,8 +41,8 @@ Q = "What is the capital of France?"
 SAME = "Tell me the capital of France."
 
 
-async def test_the_same_question_is_answered_again_by_any_replica(open_cache: OpenCache, url: str) -> None:
-    one, other = open_cache(url), open_cache(url)
+async def test_the_same_question_is_answered_again_by_any_replica(open_cache: OpenCache) -> None:
+    one, other = open_cache(), open_cache()
     assert await ask(one, key(one), answer="Paris.") == "Paris."
     assert await ask(other, key(other)) == "told again: Paris."
     assert await ask(other, key(other, "What is the capital of Spain?")) == "nothing"
@@ -73,9 +73,8 @@ async def test_an_answer_without_usage_is_replayed_without(cache: Cache) -> None
 
 
 async def test_a_question_with_the_same_meaning_is_a_hit_above_the_threshold(
-    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+    cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
-    cache = open_cache(url)
     embedding_server.near(Q, SAME, 0.97)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     hit = await cache.lookup(key(cache, SAME), SEMANTIC, granted)
@@ -88,10 +87,7 @@ async def test_a_question_with_the_same_meaning_is_a_hit_above_the_threshold(
     assert isinstance(await cache.lookup(key(cache, SAME), replace(EXACT, write=False), granted), Miss)
 
 
-async def test_the_guard_refuses_a_similar_but_different_question(
-    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
-) -> None:
-    cache = open_cache(url)
+async def test_the_guard_refuses_a_similar_but_different_question(cache: Cache, embedding_server: EmbeddingServer) -> None:
     other = "What is the capital of Finland?"
     embedding_server.near(Q, other, 0.999)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
@@ -100,10 +96,7 @@ async def test_the_guard_refuses_a_similar_but_different_question(
     assert found.reason == "guard:names"
 
 
-async def test_the_next_is_looked_at_where_the_nearest_is_refused(
-    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
-) -> None:
-    cache = open_cache(url)
+async def test_the_next_is_looked_at_where_the_nearest_is_refused(cache: Cache, embedding_server: EmbeddingServer) -> None:
     wrong = "What is the capital of Finland?"
     embedding_server.near(SAME, Q, 0.96)
     embedding_server.vectors[wrong] = embedding_server.vectors[SAME]
@@ -123,13 +116,12 @@ async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_onl
 
 async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
     open_cache: OpenCache,
-    plain_server: Server,
     server: Plain,
     embedding_server: EmbeddingServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.embeddings.MAX_TEXT_LENGTH", 10)
-    cache = open_cache(plain_server.url)
+    cache = open_cache()
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert embedding_server.requests == []
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
@@ -139,8 +131,7 @@ async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
 # -- whose it is -----------------------------------------------------------------------------------------------------------
 
 
-async def test_two_owners_never_share_an_answer(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
-    cache = open_cache(url)
+async def test_two_owners_never_share_an_answer(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache, owner=ALICE), SEMANTIC, answer="Alice's")
     assert await ask(cache, key(cache, owner=BOB), SEMANTIC) == "nothing"
@@ -226,8 +217,7 @@ async def test_an_entry_lives_as_long_as_was_fixed_when_it_was_kept(cache: Cache
     assert server.pttl(body) <= 20_000, "a hit does not renew it"
 
 
-async def test_no_key_stays_for_ever(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
-    cache = open_cache(url)
+async def test_no_key_stays_for_ever(cache: Cache, url: str, embedding_server: EmbeddingServer) -> None:
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     with connect_plain(url) as looking:
         stay = [one for one in looking.keys("*") if looking.pttl(one) == -1]
@@ -248,8 +238,8 @@ async def test_neither_question_nor_instructions_are_in_redis(cache: Cache, serv
         assert word not in everything
 
 
-async def test_with_secret_keys_the_answer_is_not_either(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
-    cache = open_cache(plain_server.url, Sealer([SECRET]))
+async def test_with_secret_keys_the_answer_is_not_either(open_cache: OpenCache, server: Plain) -> None:
+    cache = open_cache(sealer=Sealer([SECRET]))
     await ask(cache, key(cache), SEMANTIC, answer="An answer.")
     assert b"An answer." not in b"".join(_dump(server, one) for one in server.keys("*"))
     assert await ask(cache, key(cache)) == "told again: An answer."
@@ -291,10 +281,10 @@ async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, docum
 
 
 async def test_an_answer_that_is_too_large_is_not_kept(
-    open_cache: OpenCache, plain_server: Server, server: Plain, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.cache.MAX_ENTRY_BYTES", 1000)
-    cache = open_cache(plain_server.url)
+    cache = open_cache()
     await ask(cache, key(cache), answer="x" * 1000)
     assert server.keys("rmw:{c:*}:b:*") == []
     await ask(cache, key(cache), answer="x" * 100)
@@ -305,9 +295,8 @@ async def test_an_answer_that_is_too_large_is_not_kept(
 
 
 async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
-    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+    open_cache: OpenCache, plain_server: Server, embedding_server: EmbeddingServer
 ) -> None:
-    assert server.dbsize() == 0
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
         await ask(cache, key(cache), SEMANTIC, answer="Paris.")
@@ -318,10 +307,8 @@ async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
 
 
 async def test_the_embedding_is_made_beside_the_exact_look_up(
-    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+    cache: Cache, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
-    assert server.dbsize() == 0
-    cache = open_cache(plain_server.url)
     server.client_pause(20_000, all=False)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     async with asyncio.timeout(60):
@@ -334,7 +321,7 @@ async def test_the_embedding_is_made_beside_the_exact_look_up(
 
 
 async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embedding_up(
-    open_cache: OpenCache, plain_server: Server, server: Plain, serve: Serve
+    open_cache: OpenCache, server: Plain, serve: Serve
 ) -> None:
     came, left = Signal(), Signal()
 
@@ -344,9 +331,8 @@ async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embed
             pass
         left.set()
 
-    assert server.dbsize() == 0
     slow = {"upstream__url": serve(silent, lifespan="off"), "cache__namespace": "the same", "cache__timeout": 60}
-    one, other = open_cache(plain_server.url, **slow), open_cache(plain_server.url, **slow)
+    one, other = open_cache(**slow), open_cache(**slow)
     await ask(one, key(one), EXACT, answer="Paris.")
     server.client_pause(20_000, all=False)
     looking = asyncio.create_task(other.lookup(key(other), SEMANTIC, granted))
@@ -357,8 +343,7 @@ async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embed
 
 
 @pytest.mark.parametrize("policy", [EXACT, SEMANTIC], ids=["exact", "semantic"])
-async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: Server, server: Plain, policy: Any) -> None:
-    assert server.dbsize() == 0
+async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: Server, policy: Any) -> None:
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
         await ask(cache, key(cache, "Who?"), policy, answer="Me.")
@@ -371,9 +356,8 @@ async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: 
 
 
 async def test_a_semantic_hit_costs_two_round_trips_and_one_where_its_record_is_held(
-    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+    open_cache: OpenCache, plain_server: Server, embedding_server: EmbeddingServer
 ) -> None:
-    assert server.dbsize() == 0
     embedding_server.near(Q, SAME, 0.97)
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
@@ -414,10 +398,8 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
     listener.close()
 
 
-async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(
-    open_cache: OpenCache, plain_server: Server, server: Plain
-) -> None:
-    cache = open_cache(plain_server.url, cache__timeout=0.5)
+async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(open_cache: OpenCache, server: Plain) -> None:
+    cache = open_cache(cache__timeout=0.5)
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     server.client_pause(20_000, all=False)
@@ -431,10 +413,10 @@ JUNK = [b"", b"junk", b"\xff\xfe", b"9999999999999:\xff"]
 
 @pytest.mark.parametrize("junk", JUNK)
 async def test_foreign_values_in_the_keys_of_the_cache_are_a_miss(
-    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer, junk: bytes
+    open_cache: OpenCache, server: Plain, embedding_server: EmbeddingServer, junk: bytes
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
-    writer = open_cache(plain_server.url)
+    writer = open_cache()
     await ask(writer, key(writer), SEMANTIC, answer="Paris.")
     for name in server.keys("rmw:{c:*"):
         kind = server.type(name)
@@ -444,7 +426,7 @@ async def test_foreign_values_in_the_keys_of_the_cache_are_a_miss(
             server.hset(name, member, junk)
         if kind == b"zset":
             server.zadd(name, {junk: 1e15, junk + b"x": -5})
-    reader = open_cache(plain_server.url)
+    reader = open_cache()
     for cache in (writer, reader):
         for text in (Q, SAME, "What else?"):
             await ask(cache, key(cache, text), SEMANTIC, answer="Paris.")
@@ -479,9 +461,8 @@ async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, emb
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris!"
 
 
-async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
-    assert server.dbsize() == 0
-    one, other = open_cache(plain_server.url, Sealer([SECRET])), open_cache(plain_server.url, Sealer(["b" * 40]))
+async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache) -> None:
+    one, other = open_cache(sealer=Sealer([SECRET])), open_cache(sealer=Sealer(["b" * 40]))
     await ask(one, key(one), answer="Paris.")
     assert await ask(other, key(other)) == "nothing"
 
@@ -489,8 +470,7 @@ async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache
 # -- forgetting ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_answer_is_not_used_again(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
-    cache = open_cache(url)
+async def test_a_deleted_answer_is_not_used_again(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     document = answered()
     miss = await cache.lookup(key(cache), SEMANTIC, granted)
@@ -506,9 +486,9 @@ async def test_a_deleted_answer_is_not_used_again(open_cache: OpenCache, url: st
 
 
 async def test_an_entry_that_another_replica_deleted_purged_or_replaced_is_not_used(
-    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+    open_cache: OpenCache, embedding_server: EmbeddingServer
 ) -> None:
-    here, another = open_cache(url), open_cache(url)
+    here, another = open_cache(), open_cache()
     embedding_server.near(Q, SAME, 1.0)
     refreshing, reading = replace(SEMANTIC, read=False), replace(SEMANTIC, write=False)
     await ask(another, key(another, "Who wrote Faust?"), SEMANTIC, answer="Goethe.")
@@ -527,8 +507,7 @@ async def test_an_entry_that_another_replica_deleted_purged_or_replaced_is_not_u
     assert await ask(here, key(here, SAME), reading) == "nothing"
 
 
-async def test_a_purge_removes_and_counts_the_entries_it_names(open_cache: OpenCache, url: str) -> None:
-    cache = open_cache(url)
+async def test_a_purge_removes_and_counts_the_entries_it_names(cache: Cache, url: str) -> None:
     for owner in (ALICE, BOB):
         for n in range(3):
             await ask(cache, key(cache, f"Question {n}?", owner), SEMANTIC, answer="Paris.")
@@ -556,11 +535,8 @@ async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cach
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
-async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner(
-    open_cache: OpenCache, plain_server: Server, server: Plain
-) -> None:
-    assert server.dbsize() == 0
-    one, other = open_cache(plain_server.url), open_cache(plain_server.url)
+async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner(open_cache: OpenCache) -> None:
+    one, other = open_cache(), open_cache()
     miss = await one.lookup(key(one), EXACT, granted)
     assert isinstance(miss, Miss)
     async with one.flight(miss):
@@ -574,10 +550,10 @@ async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner
 
 
 async def test_of_a_partition_that_is_full_the_oldest_go(
-    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, embedding_server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 3)
-    cache = open_cache(url)
+    cache = open_cache()
     for n in range(5):
         await ask(cache, key(cache, f"Question {n}?"), SEMANTIC, answer=str(n))
     assert (await cache.entries.stats()).entries == 3
@@ -588,17 +564,16 @@ async def test_of_a_partition_that_is_full_the_oldest_go(
 
 
 async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
-    open_cache: OpenCache, plain_server: Server, server: Plain, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.dbsize() == 0
-    narrow = open_cache(plain_server.url)
+    narrow = open_cache()
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_BYTES", 3000)
     for n in range(6):
         await ask(narrow, key(narrow, f"Question {n}?"), answer="x" * 1000)
     assert (await narrow.entries.stats(ALICE)).entries == 2
     await narrow.entries.purge()
     monkeypatch.undo()
-    owned = open_cache(plain_server.url, cache__max_owner_bytes=5000)
+    owned = open_cache(cache__max_owner_bytes=5000)
     for n in range(9):
         await ask(owned, key(owned, "Question?", instructions=str(n)), answer="x" * 1000)
     stats = await owned.entries.stats(ALICE)
@@ -608,11 +583,10 @@ async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
 
 @pytest.mark.parametrize("partitions", ["one", "many"])
 async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partitions(
-    open_cache: OpenCache, plain_server: Server, server: Plain, partitions: str, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, partitions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.dbsize() == 0
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 20)
-    cache = open_cache(plain_server.url, cache__max_owner_bytes="10MiB")
+    cache = open_cache(cache__max_owner_bytes="10MiB")
     for n in range(30):
         instructions = str(n) if partitions == "many" else "the same"
         await ask(cache, key(cache, f"Question {n}?", instructions=instructions), answer=str(n))
@@ -620,11 +594,10 @@ async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partit
 
 
 async def test_a_large_bound_of_an_owner_is_shared_by_shards_that_each_hold_a_full_partition(
-    open_cache: OpenCache, plain_server: Server, server: Plain, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.dbsize() == 0
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 10)
-    cache = open_cache(plain_server.url, cache__max_owner_bytes="200MiB")
+    cache = open_cache(cache__max_owner_bytes="200MiB")
     for n in range(15):
         await ask(cache, key(cache, f"Question {n}?"), answer=str(n))
     assert (await cache.entries.stats(ALICE)).entries == 10, "a partition has its whole bound"
@@ -645,10 +618,7 @@ async def test_storing_an_answer_removes_expired_ones(cache: Cache, server: Plai
     assert (await cache.entries.stats(ALICE)).bytes == pytest.approx(before, abs=2)
 
 
-async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(
-    open_cache: OpenCache, plain_server: Server, server: Plain
-) -> None:
-    cache = open_cache(plain_server.url)
+async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache), answer="Paris.")
     server.script_flush()
     assert await ask(cache, key(cache)) == "told again: Paris."

@@ -50,9 +50,9 @@ async def test_nothing_is_embedded_or_remembered_for_a_refused_caller(
     assert server.dbsize() == before
 
 
-async def test_an_embedding_ends_with_the_lookup_that_is_cancelled(open_cache: OpenCache, url: str, serve: Serve) -> None:
+async def test_an_embedding_ends_with_the_lookup_that_is_cancelled(open_cache: OpenCache, serve: Serve) -> None:
     slow = Slow()
-    cache = open_cache(url, upstream__url=serve(slow, lifespan="off"), cache__timeout=60)
+    cache = open_cache(upstream__url=serve(slow, lifespan="off"), cache__timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await slow.came.wait()
     looking.cancel()

@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from responses_mw.cache.search import Vector
     from tests.cache.conftest import OpenCache
     from tests.support.servers import Serve
-    from tests.support.valkey import Plain, Server
+    from tests.support.valkey import Plain
 
 Q, SAME = "What is the capital of France?", "Tell me the capital of France."
 
 
 @pytest.fixture
-def replicas(open_cache: OpenCache, plain_server: Server, server: Plain) -> tuple[Cache, Cache]:
-    assert server.dbsize() == 0
-    return open_cache(plain_server.url), open_cache(plain_server.url)
+def replicas(open_cache: OpenCache) -> tuple[Cache, Cache]:
+    return open_cache(), open_cache()
 
 
 async def begun(cache: Cache) -> Miss:
@@ -108,15 +107,14 @@ async def test_requests_waiting_for_an_uncacheable_answer_continue_at_once(
 
 
 async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
-    open_cache: OpenCache, plain_server: Server, server: Plain, monkeypatch: pytest.MonkeyPatch
+    open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.dbsize() == 0
     monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 0.2)
-    cache = open_cache(plain_server.url)
+    cache = open_cache()
     await begun(cache)
     assert isinstance(await (await waiting(cache)), Miss)
     monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 60)
-    patient = open_cache(plain_server.url)
+    patient = open_cache()
     since = time.monotonic()
     assert isinstance(await (await waiting(patient, streamed=True)), Miss)
     assert time.monotonic() - since < 10
@@ -202,9 +200,7 @@ async def test_a_flight_is_over_before_its_embedding_is(cache: Cache, server: Pl
     await closing
 
 
-async def test_a_look_up_that_is_cancelled_leaves_no_flight(
-    open_cache: OpenCache, serve: Serve, plain_server: Server, server: Plain
-) -> None:
+async def test_a_look_up_that_is_cancelled_leaves_no_flight(open_cache: OpenCache, serve: Serve, server: Plain) -> None:
     asked = Signal()
 
     async def silent(scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,7 +208,7 @@ async def test_a_look_up_that_is_cancelled_leaves_no_flight(
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    cache = open_cache(plain_server.url, upstream__url=serve(silent, lifespan="off"), cache__timeout=60)
+    cache = open_cache(upstream__url=serve(silent, lifespan="off"), cache__timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await asked.wait()
     async with asyncio.timeout(60):

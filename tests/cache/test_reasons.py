@@ -73,8 +73,8 @@ async def test_embeddings_that_fail_and_texts_that_are_too_long_are_reasons(
     assert (await missed(cache, Q, replace(EXACT, read=False, write=True))).header == "miss; reason=refresh"
 
 
-async def test_a_redis_that_fails_is_a_reason(open_cache: OpenCache, url: str) -> None:
-    cache = open_cache(url)
+async def test_a_redis_that_fails_is_a_reason(open_cache: OpenCache) -> None:
+    cache = open_cache()
     assert (await missed(cache, Q, EXACT)).reason == "not_found"
     away = open_cache("redis://127.0.0.1:1")
     assert (await missed(away, Q, EXACT)).header == "miss; reason=failed"
