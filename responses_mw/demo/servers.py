@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import openai
 import uvicorn
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-_USUAL_PORT = 8080
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
 
@@ -71,7 +71,8 @@ def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[Our
             "RESPONSES_MW_AUTH_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
             "RESPONSES_MW_TOOLS_MCP_SERVERS": json.dumps(tools),
         }
-        metrics_port = _free_port("127.0.0.1", 0)
+        # below the ports that the system assigns to connections, so that it is still free when the server binds it
+        metrics_port = _first_free("127.0.0.1", *random.sample(range(10_000, 30_000), 100))
         ours = stack.enter_context(
             our_server(upstream, host, port, shared | {"RESPONSES_MW_SERVER_ADMIN_PORT": str(metrics_port)})
         )
@@ -113,58 +114,44 @@ def _served(app: ASGIApp) -> Iterator[str]:
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
     """Run ``responses-mw serve`` at ``host`` and ``port`` (0: any free port; None: 8080 if free) until the block ends.
 
-    ``settings`` are environment variables. Raises `ServerFailed` if it exits early or does not answer within 30 s.
+    ``settings`` are environment variables. Raises `ServerFailed` if it exits early or does not start within 30 s.
     """
-    port = _free_port(host, port)
-    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream]
-    command += ["--host", host, "--port", str(port)]
+    port = _first_free(host, 8080) if port is None else port
+    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]
     # without proxies and without the settings of a real deployment
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
     environment = {**kept, "NO_PROXY": "*", "no_proxy": "*", **(settings or {})}
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile() as output:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, env=environment, **streams)  # noqa: S603 (our own command line)
         try:
-            url = f"http://{_reachable(host)}:{port}"
+            url = _started(process, output.fileno())
             with openai.DefaultHttpxClient(trust_env=False) as http:  # ignore proxies set in the environment
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0, http_client=http)
-                _wait_until_it_answers(client, process, output)
                 yield OurServer(url, client, process)
         finally:
             _end(process)
 
 
-def _free_port(host: str, port: int | None) -> int:
-    """Return ``port``, or any free one for 0. None prefers the usual port. Raises `ServerFailed` if ``port`` is taken."""
-    # This range is below the ports that the system assigns to connections, so the port is still free when the server binds it.
-    usual = [_USUAL_PORT] if port is None else []
-    candidates = [port] if port else [*usual, *random.sample(range(10_000, 30_000), 100)]
-    for candidate in candidates:
-        try:
-            with socket.create_server((host, candidate), family=address_family(host)):
-                return candidate
-        except OSError as error:
-            taken = error
-    message = f"cannot serve at {host}, port {candidate}: {taken.strerror}; --port 0 takes any free port"
-    raise ServerFailed(message) from taken
+def _first_free(host: str, *ports: int) -> int:
+    """Return the first port that is free, or 0 if none is."""
+    for port in ports:
+        with suppress(OSError), socket.create_server((host, port), family=address_family(host)):
+            return port
+    return 0
 
 
-def _reachable(host: str) -> str:
-    """Return the host to connect to from this machine."""
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (read, not bound to)
-    return f"[{loopback}]" if ":" in loopback else loopback
-
-
-def _wait_until_it_answers(client: openai.OpenAI, process: subprocess.Popen[bytes], output: TextIO) -> None:
+def _started(process: subprocess.Popen[bytes], output: int) -> str:
+    """Wait for the start message in the file ``output``, and return the URL in it. Raises `ServerFailed`."""
     deadline = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        with suppress(openai.APIError):
-            client.models.list(timeout=2.0)
-            return
+    while True:
+        status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")
+        if found := re.search(r"listens on (http://\S+)/v1$", printed, re.MULTILINE):
+            return found[1].replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        if status is not None or time.monotonic() > deadline:
+            fault = "did not start in time" if status is None else f"ended with status {status}"
+            raise ServerFailed(f"responses-mw serve {fault}:\n{printed.strip()}")
         time.sleep(0.1)
-    output.seek(0)
-    fault = "did not answer in time" if process.returncode is None else f"ended with status {process.returncode}"
-    raise ServerFailed(f"responses-mw serve {fault}:\n{output.read()[-4000:].strip()}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -71,7 +71,8 @@ def test_a_taken_port_is_told_and_ends_with_status_1() -> None:
         port = taken.getsockname()[1]
         done = subprocess.run(demo("--once", port=port), capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"The tour cannot start: cannot serve at 127.0.0.1, port {port}")
+    assert done.stderr.startswith("The tour cannot start: responses-mw serve ended with status 3")
+    assert f"('127.0.0.1', {port}): address already in use" in done.stderr
 
 
 def test_without_a_port_a_taken_one_is_no_obstacle() -> None:
