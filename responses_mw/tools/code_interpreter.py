@@ -85,10 +85,7 @@ class CodeInterpreter(ServerTool):
         form = CallForm(
             item="code_interpreter_call",
             members={"container_id": self.container_id or "", "outputs": None},
-            text="code",
             argument="code",
-            events="code_interpreter_call_code",
-            done=("code",),
             begins=("code_interpreter_call.in_progress",),
             runs=("code_interpreter_call.interpreting",),
             ends=("code_interpreter_call.completed",),

@@ -277,9 +277,6 @@ class MCPServer(ServerTool):
         return CallForm(
             item="mcp_call",
             members={**members, "output": None, "error": None},
-            text="arguments",
-            events="mcp_call_arguments",
-            done=("arguments",),
             begins=("mcp_call.in_progress",),
             ends=("mcp_call.completed", "mcp_call.failed"),
             served=True,

@@ -15,6 +15,7 @@ from responses_mw.errors import BadRequest
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
 from responses_mw.protocol.request.tools import check_tools, choice_names, distinct, history_name, namer, offered
+from responses_mw.protocol.response.events import CALL_TEXTS
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction, flat_name
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}
@@ -49,7 +50,7 @@ def names(functions: list[OfferedFunction]) -> list[str]:
 
 def item_of(form: CallForm, arguments: str) -> dict[str, Any]:
     """The item that a call with these arguments ends as."""
-    text = {form.text: arguments} if form.text else {}
+    text = {CALL_TEXTS[form.item].member: arguments} if form.item in CALL_TEXTS else {}
     made = form.made(arguments) if form.made else {}
     item = {"id": "x_1", "type": form.item, "call_id": "c", "status": "completed", **form.members, **text, **made}
     encoded: dict[str, Any] = orjson.loads(orjson.dumps(item))

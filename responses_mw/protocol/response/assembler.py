@@ -28,14 +28,10 @@ from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..types import Chunk, Document
 from .document import IdSource, ResponseOptions, UsageSum
-from .events import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
+from .events import CALL_TEXTS, OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
 from .items import ItemBuilder, OpenCall
 from .replay import Phase, Seam, Takeover, phase_of
-from .text import (
-    OpenText,
-    ThinkingSplitter,
-    logprobs_of,
-)
+from .text import OpenText, ThinkingSplitter, logprobs_of
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -363,7 +359,7 @@ class Assembler(ItemBuilder):
         if not call.name:
             return False
         form = self._form(call)
-        return form is None or form.text is not None or call.is_whole()
+        return form is None or form.item in CALL_TEXTS or call.is_whole()
 
     def _show_call(self, call: ToolCall) -> None:
         self._shown += 1

@@ -157,7 +157,7 @@ def ending(item: Item, target: EventTarget, index: int = 0) -> dict[str, Any]:
     """The members of the event that ends a text or a part of an item."""
     if not target.holder:
         named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
-        return {target.member: item.get(target.member) or "", **named}
+        return {**named, target.member: item.get(target.member) or ""}
     part = item[target.holder][index]
     if not target.part:
         return {"part": part}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,18 +13,22 @@ from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
 from ..types import Document, Item
 from .document import IdSource, ResponseBuilder, ResponseOptions, shown
-from .events import DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done
+from .events import CALL_TEXTS, DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done, ending
 from .text import OpenText
 
-_SPECIAL = re.compile(r'["\\]')
-_ESCAPE = re.compile(
-    r"\\(?:u(?P<hex>[0-9a-fA-F]{4})(?:(?<=[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2}))?|(?P<one>.))", re.DOTALL
+_TOKENS = re.compile(
+    r"""
+      (?P<plain> [^"\\]+ )
+    | (?P<end> " )
+    # An escape, or a pair of them, whose end has not arrived yet.
+    | (?P<cut>
+        \\ (?: u[0-9a-f]{0,3} | u d[89ab][0-9a-f]{2} (?: \\ (?: u (?: d (?: [c-f] [0-9a-f]? )? )? )? )? )? \Z
+      )
+    | (?P<escape> \\ (?: u d[89ab][0-9a-f]{2} \\ u d[c-f][0-9a-f]{2} | u[0-9a-f]{4} | . ) )
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-# An escape, or a pair of them, whose end has not arrived yet.
-_CUT = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?\Z")
-_MEANT = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _WHITE = " \t\r\n"
-_REPLACEMENT = "\ufffd"
 
 
 class StringMember:
@@ -52,7 +57,7 @@ class StringMember:
             piece = self._after_opening(piece)
         if not self._inside:
             return ""
-        return self._decoded(self._held + piece) if self._held or _SPECIAL.search(piece) else piece
+        return self._decoded(self._held + piece) if self._held or '"' in piece or "\\" in piece else piece
 
     def rest(self, whole: str) -> str:
         """Return the rest of the text after the last piece: the whole text if the member is not the first.
@@ -84,38 +89,30 @@ class StringMember:
 
     def _decoded(self, text: str) -> str:
         pieces = []
-        position = 0
         self._held = ""
-        while special := _SPECIAL.search(text, position):
-            start = special.start()
-            pieces.append(text[position:start])
-            if special[0] == '"':
+        for token in _TOKENS.finditer(text):
+            if token["end"]:
                 self._over = True
-                return "".join(pieces)
-            if _CUT.match(text, start):
-                self._held = text[start:]
-                return "".join(pieces)
-            escape = _ESCAPE.match(text, start)
-            assert escape is not None  # a trailing backslash is held back above
-            pieces.append(_meant(escape))
-            position = escape.end()
-        pieces.append(text[position:])
+                break
+            if token["cut"]:
+                self._held = token["cut"]
+                break
+            pieces.append(token["plain"] or _meant(token["escape"]))
         return "".join(pieces)
 
 
-def _meant(escape: re.Match[str]) -> str:
-    if escape["one"]:
-        return _MEANT.get(escape["one"], escape[0])
-    code = int(escape["hex"], 16)
-    if escape["low"]:
-        return chr(0x10000 + ((code & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF))
-    return _REPLACEMENT if 0xD800 <= code < 0xE000 else chr(code)
+def _meant(escape: str) -> str:
+    try:
+        text: str = json.loads(f'"{escape}"')
+    except ValueError:
+        return escape
+    return "\ufffd" if "\ud800" <= text < "\ue000" else text
 
 
 class OpenCall:
     """A call that is being streamed. ``place`` holds the id and index in its events."""
 
-    __slots__ = ("_emitter", "_member", "_pieces", "_template", "call", "form", "is_finished", "item", "place")
+    __slots__ = ("_emitter", "_member", "_pieces", "_template", "_text", "call", "form", "is_finished", "item", "place")
 
     def __init__(self, call: ToolCall, form: CallForm, item: Item, output_index: int, emitter: Emitter) -> None:
         self.call = call
@@ -124,7 +121,10 @@ class OpenCall:
         self.place = {"item_id": item["id"], "output_index": output_index}
         self.is_finished = False
         self._emitter = emitter
-        self._template = {"type": f"response.{form.events}.delta", **self.place, "delta": "", "sequence_number": 0}
+        self._text = CALL_TEXTS.get(form.item)
+        """What the client sees grow. None: the item is complete when it is added."""
+        stem = self._text.stem if self._text else ""
+        self._template = {"type": f"{stem}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
         self._pieces: list[str] = []
         self.emit(form.begins)
@@ -137,8 +137,8 @@ class OpenCall:
 
     def put(self) -> None:
         """Write the text shown so far to the item."""
-        if self.form.text is not None:
-            self.item[self.form.text] = "".join(self._pieces)
+        if self._text:
+            self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
         """Complete the arguments."""
@@ -149,9 +149,8 @@ class OpenCall:
             self._show("{}")
         self.put()
         self.is_finished = True
-        if self.form.text is not None:
-            members = {name: self.item[name] for name in self.form.done}
-            self._emitter.emit(f"response.{self.form.events}.done", **self.place, **members)
+        if self._text:
+            self._emitter.emit(f"{self._text.stem}.done", **self.place, **ending(self.item, self._text))
             if self.form.made is not None:
                 self.item |= self.form.made(arguments)
 
@@ -161,7 +160,7 @@ class OpenCall:
         self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 
     def _show(self, text: str) -> None:
-        if text and self.form.text is not None:
+        if text and self._text:
             self._pieces.append(text)
             self._emitter.delta(self._template, text)
 
@@ -212,8 +211,8 @@ class ItemBuilder(ResponseBuilder):
         if not form.served:
             item["call_id"] = self._call_id(call.id)
         item |= form.members
-        if form.text is not None:
-            item[form.text] = ""
+        if text := CALL_TEXTS.get(form.item):
+            item[text.member] = ""
         elif form.made is not None:
             item |= form.made(call.arguments)
         item, output_index = self._add_item(item)

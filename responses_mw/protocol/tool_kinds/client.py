@@ -83,7 +83,7 @@ _grammar = fields({"syntax": among("lark", "regex"), "definition": checks.string
 
 def _offer_custom(tool: Tool, namespace: str | None) -> OfferedFunction:
     members = _names(tool["name"], namespace)
-    form = CallForm("custom_tool_call", members, "input", events="custom_tool_call_input", done=("input",), argument="input")
+    form = CallForm("custom_tool_call", members, argument="input")
     wanted = tool.get("format", {})
     description = paragraphs(tool.get("description"), _describe_format(wanted))
     pattern = as_pattern(wanted["definition"]) if wanted.get("syntax") == "regex" else None

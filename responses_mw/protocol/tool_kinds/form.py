@@ -37,10 +37,6 @@ class CallForm:
     item: str  # type of the item
     # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
-    # Member that grows while the model writes. None: the item is not shown until the call is complete.
-    text: str | None = None
-    events: str = ""  # name of the text's events: response.<events>.delta and response.<events>.done
-    done: tuple[str, ...] = ()  # members of the item that the done event repeats
     argument: str | None = None  # argument of the function that holds the text. None: the text is the JSON of all arguments
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
     begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
@@ -114,7 +110,7 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
 def function_form(name: str, **members: Any) -> CallForm:
     """The form of a client function; ``members`` may hold its ``namespace``."""
     named = {"name": name, **members}
-    return CallForm("function_call", named, "arguments", events="function_call_arguments", done=("name", "arguments"))
+    return CallForm("function_call", named)
 
 
 def flat_name(namespace: str | None, name: str) -> str:
