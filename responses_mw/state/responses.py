@@ -186,7 +186,7 @@ class Responses:
             appended = own_items(made, address.random) if chain.conversation is not None else []
             undo = _DELETE, [owner, token, UNDONE_SECONDS * 1000, token, *appended]
         else:
-            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": LOG_TTL_SECONDS * 1000}
+            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": min(self._ttl, LOG_TTL_SECONDS * 1000)}
             blobs.append(last.data)
         keys, size = [address.record, address.tombstone], len(head) + len(text) if last is None else None
         name = f"r{address.random}"

@@ -451,7 +451,7 @@ async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, u
 async def test_a_log_that_has_expired_is_an_error(
     replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "LOG_TTL", 1)
+    monkeypatch.setattr(responses, "LOG_TTL_SECONDS", 1)
     ours = replica()
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
