@@ -68,7 +68,9 @@ class History:
             await self._check_memory(self._needed("store"))
         chain = await self._chain(request, owner)
         ids = RunIds(chain.tag)
-        items = await self._resolved(request.items, chain, owner)
+        items = request.items
+        if any(item["type"] == "item_reference" for item in items):
+            items = await resolved(_without_repeats(items, chain), self._needed("input"), owner, "input")
         if chain.conversation is not None and request.store:
             self._needed("conversation").conversations.check_room(chain, len(items))
         size = request.size if items is request.items else len(orjson.dumps(items))
@@ -97,12 +99,6 @@ class History:
         except Missing as error:
             message = f"Previous response with id '{error.object_id}' not found."
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found") from None
-
-    async def _resolved(self, items: Sequence[Item], chain: Chain, owner: str) -> Sequence[Item]:
-        """Replace each `item_reference` with the item it names."""
-        if all(item["type"] != "item_reference" for item in items):
-            return items
-        return await resolved(_without_repeats(items, chain), self._needed("input"), owner, "input")
 
     def _needed(self, param: str) -> State:
         if self._state is None:

@@ -29,6 +29,7 @@ from ..tools import ToolResult
 from ..tools.toolbox import Toolbox
 from ..upstream import Caller
 from ..upstream.backend import OpenTurn, TurnRequest
+from ..upstream.client import MAX_ANSWER_BYTES
 from ..upstream.errors import as_response_error
 from .history import History, RunContext
 
@@ -157,11 +158,11 @@ class Run:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
 
-    def receive(self, size: int, maximum: int) -> None:
-        """Count bytes received for the response. Raises `UpstreamError` if the total exceeds `maximum`."""
+    def receive(self, size: int) -> None:
+        """Count bytes received for the response. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""
         self.received += size
-        if self.received > maximum:
-            raise UpstreamError(f"The response exceeds the maximum of {maximum} bytes.")
+        if self.received > MAX_ANSWER_BYTES:
+            raise UpstreamError(f"The response exceeds the maximum of {MAX_ANSWER_BYTES} bytes.")
 
     def conclude(self, now: int) -> None:
         """Set the final members of the document."""

@@ -40,7 +40,6 @@ from ..telemetry.context import report_continuation
 from ..telemetry.metrics import UPSTREAM_WAITS
 from ..tools.toolbox import Toolbox
 from ..upstream.backend import COMPACTION, Backend, OpenTurn
-from ..upstream.client import MAX_ANSWER_BYTES
 from .history import NO_HISTORY, RunContext
 from .run import REQUEST_LIMITS, Run, RunMode
 
@@ -140,7 +139,7 @@ class TurnLoop:
         turn.span.finish(assembler.finish_reason)
         if events:
             yield events
-        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
+        run.receive(turn.stream.received)
         if assembler.asked and run.toolbox is not None:
             async for events in self._run_tool_calls(run, run.toolbox):
                 yield events
@@ -160,7 +159,7 @@ class TurnLoop:
         run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
         for call in run.calls:
             result = await call
-            run.receive(result.size, MAX_ANSWER_BYTES)
+            run.receive(result.size)
             run.results[assembler.awaited["id"]] = result.content
             assembler.sources = toolbox.sources
             yield assembler.settle(result.members, failed=result.failed)
@@ -251,7 +250,7 @@ class TurnLoop:
         if events:
             yield events
         await turn.aclose()
-        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
+        run.receive(turn.stream.received)
         run.turn = await self._insist(run, partial(self._ask, run, phase, turn))
         if run.turn is None:
             raise error

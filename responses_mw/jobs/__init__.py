@@ -9,8 +9,7 @@
 The layout in Redis, and which step is atomic, is described in `state`.
 """
 
-from .follower import Followers
 from .service import JobService
 from .worker import Worker
 
-__all__ = ["Followers", "JobService", "Worker"]
+__all__ = ["JobService", "Worker"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from responses_mw.jobs import Followers, follower
-from responses_mw.jobs.follower import TOGETHER
+from responses_mw.jobs import follower
+from responses_mw.jobs.follower import TOGETHER, Followers
 from responses_mw.protocol import sse
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import PAGE

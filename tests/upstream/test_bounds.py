@@ -34,7 +34,7 @@ def start_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> StartBounded
     """Starts ours with a maximum for what the upstream and tools may send for a response."""
 
     def start_bounded(maximum: int, **settings: Any) -> Ours:
-        for module in ("upstream.client", "engine.turns"):
+        for module in ("upstream.client", "engine.run"):
             monkeypatch.setattr(f"responses_mw.{module}.MAX_ANSWER_BYTES", maximum)
         return start(**settings)
 
