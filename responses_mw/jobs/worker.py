@@ -60,11 +60,11 @@ class Worker:
         self._log_writer = EventLogWriter(state.jobs, self._lease)
         self._jobs = JobRunner(runner, state, sealer, self._log_writer, redis, scope)
         self._claimed: dict[str, ClaimedJob] = {}
-        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
         self._suspicion = asyncio.Event()
-        self._suspected: set[str] = set()
+        """Set when a job of this worker may have been cancelled."""
         self._is_stopping = False
         self._sweeps_from = 0.0
         self._warnings = WarningLimit()
@@ -72,7 +72,7 @@ class Worker:
     async def run(self) -> None:
         """Claim jobs until `stop`, then wait up to `server.drain_timeout` for the running ones."""
         with ExitStack() as stack:
-            stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._on_stop_message))
+            stack.enter_context(self._state.wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()))
             for partition in self._state.queue.partitions:
                 stack.enter_context(self._state.wakeups.on(partition.events, partial(self._on_job_message, partition)))
             loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
@@ -132,7 +132,7 @@ class Worker:
                 self._due[partition] = None
                 self._jobs.breaker.begin()
                 task = asyncio.create_task(self._work(job))
-                self._tasks[task] = job
+                self._tasks.add(task)
                 task.add_done_callback(self._done)
 
     async def _sweep(self) -> None:
@@ -155,7 +155,7 @@ class Worker:
         self._change.set()
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        self._tasks.discard(task)
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
@@ -190,8 +190,6 @@ class Worker:
 
     async def _run(self, job: Job, asked: float) -> None:
         claimed = self._claimed[job.response_id] = ClaimedJob(job, asked)
-        if job.response_id in self._suspected:
-            self._suspicion.set()
         try:
             if self._is_stopping:
                 claimed.stop(DRAINED)
@@ -225,11 +223,6 @@ class Worker:
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
-    def _on_stop_message(self, message: bytes) -> None:
-        """Check the lease of the job that the message names. An empty message means that some were missed: check all leases."""
-        self._suspected |= {message.decode()} if message else self._claimed.keys()
-        self._suspicion.set()
-
     async def _watch(self) -> None:
         """Stop runs whose leases are about to expire."""
         loop, pause = asyncio.get_running_loop(), self._lease / 15
@@ -243,36 +236,29 @@ class Worker:
                     claimed.stop(LOST)
 
     async def _beat(self) -> None:
-        """Renew each lease three times per duration, and at once if a message says that the job was taken."""
-        loop = asyncio.get_running_loop()
-        queue_renewed = loop.time()
+        """Renew the leases three times per duration, and at once when a message says that a job was cancelled."""
+        loop, pause = asyncio.get_running_loop(), self._lease / 3
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease / 15):
+                async with asyncio.timeout(pause):
                     await self._suspicion.wait()
             self._suspicion.clear()
-            now = loop.time()
-            late = [
-                claimed
-                for job, claimed in self._claimed.items()
-                if job in self._suspected or now - claimed.renewed > self._lease / 3
-            ]
-            # The message that this worker took a job may arrive before the reply of the script that takes it.
-            self._suspected &= set(self._tasks.values()) - self._claimed.keys()
-            with suppress(StateUnavailable):  # _watch stops the runs if this lasts
-                if late:
-                    await self._renew(late, now)
-                if self._claimed and now - queue_renewed > self._lease / 3:
-                    await self._state.queue.renew(list(self._claimed), self._lease)
-                    queue_renewed = now
+            try:
+                await self._renew(list(self._claimed.values()), loop.time())
+                pause = self._lease / 3
+            except StateUnavailable:  # _watch stops the runs if this lasts
+                pause = self._lease / 15
 
-    async def _renew(self, late: list[ClaimedJob], now: float) -> None:
-        answers = await self._state.jobs.renew([(claimed.job.response_id, claimed.job.token) for claimed in late], self._lease)
-        for claimed, renewed in zip(late, answers, strict=True):
+    async def _renew(self, held: list[ClaimedJob], now: float) -> None:
+        if not held:
+            return
+        answers = await self._state.jobs.renew([(claimed.job.response_id, claimed.job.token) for claimed in held], self._lease)
+        for claimed, renewed in zip(held, answers, strict=True):
             if renewed:
                 claimed.renewed = now
             else:
                 claimed.stop(LOST)
+        await self._state.queue.renew([claimed.job.response_id for claimed in held], self._lease)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
