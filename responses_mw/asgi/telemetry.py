@@ -13,7 +13,7 @@ from typing import TypeAlias
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..telemetry.context import RequestContext, activated, count_response, log_facts, report_failure
-from ..telemetry.conventions import ERROR_TYPE, HTTP, URL_SCHEME
+from ..telemetry.conventions import ERROR_TYPE, HTTP
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
 from ..telemetry.tracing import (
     activated_span,
@@ -69,7 +69,7 @@ class TelemetryMiddleware:
             scope[_HEADERS] = headers = [{"x-request-id": request.request_id}]
         answer = _Answer(send, headers)
         started = time.perf_counter()
-        active = {HTTP.METHOD: method, URL_SCHEME: scope.get("scheme", "http")}
+        active = {HTTP.METHOD: method, HTTP.SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
         span = start_http_span(method, scope) if self._traced and is_tracing() else None
         request.trace_id = trace_id(span) if span is not None else ""

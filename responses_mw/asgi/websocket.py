@@ -157,7 +157,6 @@ class WebSocketConnection:
     send: Send
     _lanes: dict[str | None, deque[Create]] = field(default_factory=dict)
     """The waiting requests of each lane that has a running response."""
-    _waiting: int = 0
     _refusal: APIError | None = None
     """Why no more requests are accepted; None while they are."""
     _idle: anyio.Event = field(default_factory=anyio.Event)
@@ -233,11 +232,10 @@ class WebSocketConnection:
                 raise RateLimited(f"The connection already has {MAX_LANES} responses in progress.")
             self._lanes[create.lane] = deque()
             group.start_soon(self._serve, create, group)
-        elif self._waiting >= MAX_WAITING:
+        elif sum(map(len, self._lanes.values())) >= MAX_WAITING:
             raise RateLimited("Too many requests are waiting on the connection.")
         else:
             self.share.enter(create.size)
-            self._waiting += 1
             lane.append(create)
 
     # -- responses ------------------------------------------------------------------------------------------------------------
@@ -248,7 +246,6 @@ class WebSocketConnection:
         await self._guard(first, group)
         while lane:
             create = lane.popleft()
-            self._waiting -= 1
             self.share.leave(create.size)
             await self._guard(create, group)
         del self._lanes[first.lane]

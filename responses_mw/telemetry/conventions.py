@@ -14,9 +14,6 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
-CLIENT_ADDRESS = "client.address"
-URL_PATH, URL_SCHEME = "url.path", "url.scheme"
-PROTOCOL_VERSION = "network.protocol.version"
 
 
 class GenAI:
@@ -73,8 +70,12 @@ class GenAIMetric:
 
 
 class HTTP:
+    CLIENT_ADDRESS = "client.address"
     METHOD = "http.request.method"
+    PATH = "url.path"
+    PROTOCOL_VERSION = "network.protocol.version"
     ROUTE = "http.route"
+    SCHEME = "url.scheme"
     SERVER_ACTIVE = "http.server.active_requests"
     SERVER_DURATION = "http.server.request.duration"
     STATUS = "http.response.status_code"

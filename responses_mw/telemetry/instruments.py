@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
@@ -91,17 +92,17 @@ class Counter(_Sum):
         name: str,
         unit: str,
         description: str,
-        labels: Sequence[str] = (),
-        initial: Sequence[str | tuple[str, ...]] = (),
+        labels: Mapping[str, Iterable[str]] = {},
         *,
         registry: prometheus.CollectorRegistry = REGISTRY,
     ) -> None:
-        """`initial`: label values whose series start at 0, so that `rate()` sees their first increase."""
+        """`labels` come with their known values. The series of these start at 0, so that `rate()` sees their first increase."""
         names = [_prometheus_name(label) for label in labels]
-        super().__init__(prometheus.Counter(_prometheus_name(name, unit), description, names, registry=registry), labels)
+        counter = prometheus.Counter(_prometheus_name(name, unit), description, names, registry=registry)
+        super().__init__(counter, tuple(labels))
         _METER.create_observable_counter(name, [self._observe], unit, description)
-        for values in initial:
-            self.add(0, dict(zip(labels, (values,) if isinstance(values, str) else values, strict=True)))
+        for values in product(*labels.values()):
+            self.add(0, dict(zip(labels, values, strict=True)))
 
 
 class UpDownCounter(_Sum):

@@ -14,7 +14,7 @@ from typing import Any
 import prometheus_client as prometheus
 
 from ..version import VERSION
-from .conventions import DB, ERROR_TYPE, HTTP, SERVER_ADDRESS, SERVER_PORT, URL_SCHEME, GenAI, GenAIMetric, Own
+from .conventions import DB, ERROR_TYPE, HTTP, SERVER_ADDRESS, SERVER_PORT, GenAI, GenAIMetric, Own
 from .instruments import REGISTRY, Counter, Gauge, Histogram, KnownNames, UpDownCounter
 
 # -- of the model ----------------------------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ STATUSES = ("completed", "incomplete", "failed", "cancelled")
 UNSTORED_REASONS = ("redis_full", "redis_unavailable", "damaged", "quota", "size")
 
 _TURN = (GenAI.OPERATION, GenAI.PROVIDER, GenAI.MODEL, SERVER_ADDRESS, SERVER_PORT)
-_USAGE = (*_TURN, GenAI.MODALITY)
+_USAGE: dict[str, tuple[str, ...]] = dict.fromkeys((*_TURN, GenAI.MODALITY), ())
 
 INFERENCE_DURATION = Histogram(GenAIMetric.DURATION, "s", "Duration of a turn of the model.", (*_TURN, ERROR_TYPE), _OPERATION)
 INPUT_TOKENS = Counter(GenAIMetric.INPUT_TOKENS, "{token}", "Input tokens of turns, including cached ones.", _USAGE)
@@ -70,7 +70,7 @@ EMBEDDING_DURATION = Histogram(
 
 # -- of requests -----------------------------------------------------------------------------------------------------------
 
-_HTTP = (HTTP.METHOD, URL_SCHEME)
+_HTTP = (HTTP.METHOD, HTTP.SCHEME)
 
 REQUEST_DURATION = Histogram(
     HTTP.SERVER_DURATION,
@@ -86,32 +86,28 @@ LIMITS_REFUSED = Counter(
     "responses_mw.limits.refused",
     "{request}",
     "Requests that a limit refused, by limit.",
-    ["limit"],
-    ["requests", "streams", "background", "storage"],
+    {"limit": ["requests", "streams", "background", "storage"]},
 )
 LIMITS_UNCHECKED = Counter(
     "responses_mw.limits.unchecked",
     "{request}",
     "Requests accepted unchecked because Redis was unavailable, by limit.",
-    ["limit"],
-    ["requests", "streams", "background", "storage"],
+    {"limit": ["requests", "streams", "background", "storage"]},
 )
 CACHE_MISSES = Counter(
     "responses_mw.cache.misses",
     "{request}",
     "Requests without a cached answer, by reason.",
-    ["reason"],
-    ["not_found", "below_threshold", "embedding_failed", "failed"],
+    {"reason": ["not_found", "below_threshold", "embedding_failed", "failed"]},
 )
 UPSTREAM_WAITS = Counter(
     "responses_mw.upstream.waits",
     "{wait}",
     "Waits within a stream for an overloaded or unavailable upstream, by status (502: no connection).",
-    ["status"],
-    ["429", "502", "503", "504"],
+    {"status": ["429", "502", "503", "504"]},
 )
 CACHE_LOOKUPS = Counter(
-    "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", ["result"], ["exact", "semantic", "miss"]
+    "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", {"result": ["exact", "semantic", "miss"]}
 )
 
 # -- of background responses and the state -----------------------------------------------------------------------------------
@@ -124,15 +120,13 @@ JOBS_RETRIED = Counter(
     "responses_mw.jobs.retried",
     "{job}",
     "Background responses returned to the queue after an error of the upstream, by reason.",
-    ["reason"],
-    ["unreachable", "broken", "429", "502", "503", "504"],
+    {"reason": ["unreachable", "broken", "429", "502", "503", "504"]},
 )
 CONTINUATIONS = Counter(
     "responses_mw.continuations",
     "{continuation}",
     "Turns continued after an interruption, by reason and by what the client had seen.",
-    ["reason", "phase"],
-    [(reason, phase) for reason in ("broken", "timeout", "worker") for phase in ("nothing", "reasoning", "text", "call")],
+    {"reason": ["broken", "timeout", "worker"], "phase": ["nothing", "reasoning", "text", "call"]},
 )
 CONTINUATION_PAUSE = Histogram(
     "responses_mw.continuation.pause",
@@ -146,15 +140,13 @@ RESPONSES = Counter(
     "responses_mw.responses",
     "{response}",
     "Responses that ended, by status and kind of request.",
-    ["status", "kind"],
-    [(status, kind) for status in STATUSES for kind in ("json", "stream", "websocket", "background")],
+    {"status": STATUSES, "kind": ["json", "stream", "websocket", "background"]},
 )
 UNSTORED = Counter(
     "responses_mw.responses.unstored",
     "{response}",
     "Responses that were answered but could not be stored, by reason.",
-    ["reason"],
-    UNSTORED_REASONS,
+    {"reason": UNSTORED_REASONS},
 )
 REDIS_MEMORY_USED = Gauge("responses_mw.redis.memory.used", "By", "Memory used by Redis; in a cluster, by the fullest primary.")
 REDIS_MEMORY_MAX = Gauge("responses_mw.redis.memory.max", "By", "Maximum memory of Redis (maxmemory); 0 if there is no limit.")
@@ -169,8 +161,7 @@ STATE_ERRORS = Counter(
     "responses_mw.state.errors",
     "{error}",
     "Failed round trips to Redis, by class of error.",
-    [ERROR_TYPE],
-    ["ConnectionError", "TimeoutError", "Damaged"],
+    {ERROR_TYPE: ["ConnectionError", "TimeoutError", "Damaged"]},
 )
 
 # -- of the process ---------------------------------------------------------------------------------------------------------

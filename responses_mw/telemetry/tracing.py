@@ -20,50 +20,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
-from opentelemetry import propagate
+from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter_provider
-from opentelemetry.trace import (
-    NoOpTracerProvider,
-    ProxyTracerProvider,
-    Span,
-    SpanKind,
-    Status,
-    StatusCode,
-    get_current_span,
-    get_tracer,
-    get_tracer_provider,
-    set_span_in_context,
-    use_span,
-)
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 
 from ..version import VERSION
 from .context import RequestContext, activated, current_request
-from .conventions import (
-    CLIENT_ADDRESS,
-    DB,
-    ERROR_TYPE,
-    HTTP,
-    PROTOCOL_VERSION,
-    SCHEMA_URL,
-    SCOPE,
-    SERVER_ADDRESS,
-    SERVER_PORT,
-    URL_PATH,
-    URL_SCHEME,
-    GenAI,
-    Messaging,
-    Own,
-)
+from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
 from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
-TRACER = get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
+TRACER = trace.get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
     """Return whether a tracer provider is set, by our command or by the host application."""
-    return not isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
@@ -83,7 +56,7 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
     carrier = dict(headers)
     if span.get_span_context().is_valid and is_tracing():
         carrier.pop("tracestate", None)  # injected again unless it is empty
-        propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it is forwarded like other headers
+        propagate.inject(carrier, trace.set_span_in_context(span, Context()))  # no baggage: it is forwarded like other headers
     return carrier
 
 
@@ -94,7 +67,7 @@ def extract_context(headers: Mapping[str, str]) -> Context:
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
     """Make `span` the current one, without ending it or recording exceptions: their messages may quote the request."""
-    return _NO_SPAN if span is None else use_span(span, record_exception=False, set_status_on_exception=False)
+    return _NO_SPAN if span is None else trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def trace_id(span: Span) -> str:
@@ -106,7 +79,7 @@ def trace_id(span: Span) -> str:
 def mark_failed(span: Span, kind: str) -> None:
     """Mark a span as failed. `kind` is a class of failures; it must not quote requests or responses."""
     span.set_attribute(ERROR_TYPE, kind)
-    span.set_status(Status(StatusCode.ERROR))
+    span.set_status(StatusCode.ERROR)
 
 
 @contextmanager
@@ -136,10 +109,10 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
     address, port = scope.get("server") or (None, None)
     known = {
         HTTP.METHOD: method,
-        URL_SCHEME: scope.get("scheme", "http"),
-        URL_PATH: scope["path"],
-        PROTOCOL_VERSION: scope.get("http_version", "1.1"),
-        CLIENT_ADDRESS: scope["client"][0] if scope.get("client") else None,
+        HTTP.SCHEME: scope.get("scheme", "http"),
+        HTTP.PATH: scope["path"],
+        HTTP.PROTOCOL_VERSION: scope.get("http_version", "1.1"),
+        HTTP.CLIENT_ADDRESS: scope["client"][0] if scope.get("client") else None,
         SERVER_ADDRESS: address,
         SERVER_PORT: port or None,
     }

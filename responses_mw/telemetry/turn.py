@@ -12,19 +12,9 @@ from typing import Any
 
 from opentelemetry.trace import SpanKind
 
+from . import metrics
 from .context import current_request, kind_of_error
 from .conventions import ERROR_TYPE, REQUEST_ATTRIBUTES, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
-from .metrics import (
-    CACHED_TOKENS,
-    INFERENCE_DURATION,
-    INPUT_TOKENS,
-    MODELS,
-    OUTPUT_TOKENS,
-    REASONING_TOKENS,
-    TIME_PER_OUTPUT_TOKEN,
-    TIME_TO_FIRST_CHUNK,
-    TURNS_ACTIVE,
-)
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
 
@@ -61,7 +51,7 @@ class TurnSpan:
         if is_tracing():
             attributes |= {GenAI.MODEL: self._model, **_request_attributes(chat), **_response_attributes(document)}
         self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
-        TURNS_ACTIVE.add(1)
+        metrics.TURNS_ACTIVE.add(1)
         self._started = time.perf_counter()
 
     def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -84,7 +74,7 @@ class TurnSpan:
         if self._is_ended:
             return
         duration = time.perf_counter() - self._started
-        MODELS.admit(self._model)
+        metrics.MODELS.admit(self._model)
         # Once a turn's usage is unknown, the document's usage is null: count 0, not a negative number.
         used = tuple(max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True))
         self._measure(duration, used)
@@ -102,7 +92,7 @@ class TurnSpan:
         kind = kind_of_error(error)
         mark_failed(self._span, kind)
         attributes = self._metric_attributes()
-        INFERENCE_DURATION.record(time.perf_counter() - self._started, {**attributes, ERROR_TYPE: kind})
+        metrics.INFERENCE_DURATION.record(time.perf_counter() - self._started, {**attributes, ERROR_TYPE: kind})
         self._count_tokens(attributes, (0, 0, 0, 0))  # so that `rate()` sees the first increase
         self._break_off()
 
@@ -119,23 +109,23 @@ class TurnSpan:
 
     def _end(self) -> None:
         self._is_ended = True
-        TURNS_ACTIVE.add(-1)
+        metrics.TURNS_ACTIVE.add(-1)
         self._span.set_attributes(self._result)
         self._span.end()
 
     def _metric_attributes(self) -> dict[str, str | int]:
-        return {**self._server, GenAI.MODEL: MODELS.known(self._model)}
+        return {**self._server, GenAI.MODEL: metrics.MODELS.known(self._model)}
 
     def _measure(self, duration: float, used: Sequence[int]) -> None:
         attributes = self._metric_attributes()
-        INFERENCE_DURATION.record(duration, attributes)
+        metrics.INFERENCE_DURATION.record(duration, attributes)
         self._count_tokens(attributes, used)
         if self._first_read is None or not self._chat.get("stream"):
             return
         to_first, tokens_out = self._first_read - self._started, used[1]
-        TIME_TO_FIRST_CHUNK.record(to_first, attributes)
+        metrics.TIME_TO_FIRST_CHUNK.record(to_first, attributes)
         if tokens_out > 1:
-            TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
+            metrics.TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
 
     def _count_tokens(self, attributes: Mapping[str, str | int], used: Sequence[int]) -> None:
         """Count tokens. The upstream does not report the modality of input tokens."""
@@ -153,7 +143,12 @@ class TurnSpan:
 
 
 _COUNTS = (GenAI.INPUT_TOKENS, GenAI.OUTPUT_TOKENS, GenAI.CACHED_TOKENS, GenAI.REASONING_TOKENS)
-_COUNTERS = ((INPUT_TOKENS, "unknown"), (OUTPUT_TOKENS, "text"), (CACHED_TOKENS, "unknown"), (REASONING_TOKENS, "text"))
+_COUNTERS = (
+    (metrics.INPUT_TOKENS, "unknown"),
+    (metrics.OUTPUT_TOKENS, "text"),
+    (metrics.CACHED_TOKENS, "unknown"),
+    (metrics.REASONING_TOKENS, "text"),
+)
 _ALWAYS = frozenset(_COUNTS[:2])
 
 

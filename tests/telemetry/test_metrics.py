@@ -116,7 +116,7 @@ def test_a_host_in_multiprocess_mode_exports_our_metrics_too(tmp_path: Path) -> 
 
 def test_the_number_of_series_is_bounded() -> None:
     registry = CollectorRegistry()
-    counter = instruments.Counter("bounded", "1", "", ["n", "m"], registry=registry)
+    counter = instruments.Counter("bounded", "1", "", {"n": (), "m": ()}, registry=registry)
     for number in range(instruments.MAX_SERIES + 500):
         counter.add(1, {"n": number})
     [family] = registry.collect()
@@ -131,7 +131,7 @@ def test_an_attribute_that_is_not_a_label_is_an_error() -> None:
 
 
 def test_series_whose_labels_are_known_start_at_zero() -> None:
-    counter = instruments.Counter("zero", "1", "", ["kind"], ["a"], registry=(registry := CollectorRegistry()))
+    counter = instruments.Counter("zero", "1", "", {"kind": ["a"]}, registry=(registry := CollectorRegistry()))
     assert registry.get_sample_value("zero_total", {"kind": "a"}) == 0
     counter.add(1, {"kind": "b"})
     assert registry.get_sample_value("zero_total", {"kind": "b"}) == 1
