@@ -209,7 +209,7 @@ _CHOICES = {
     **{type_: (kind.types[0], kind.chosen_by) for type_, kind in TOOL_KINDS.items()},
 }
 """The first part of the key, and the members, for each type of choice."""
-_KIND_OF_CALL = {type_: kind for kind in TOOL_KINDS.values() for type_, item in kind.items.items() if item.arguments}
+_KIND_OF_ITEM = {type_: kind for kind in TOOL_KINDS.values() for type_ in kind.items}
 
 _Key = tuple[Any, ...]
 
@@ -281,7 +281,7 @@ def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]
     """Index the names of the functions by the choices that select them."""
     index: defaultdict[_Key, list[str]] = defaultdict(list)
     for one in functions:
-        kind = _KIND_OF_CALL[one.form.item]
+        kind = _KIND_OF_ITEM[one.form.item]
         key = kind.types[0], *(one.form.members.get(name) for name in kind.chosen_by)
         for length in range(min(2, len(key)), len(key) + 1):
             index[key[:length]].append(one.name)

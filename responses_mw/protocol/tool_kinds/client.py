@@ -12,7 +12,7 @@ from typing import Any
 
 from ..parts import INPUT_PARTS
 from ..request import checks
-from ..request.checks import among, by_type, chain, fields
+from ..request.checks import Check, among, by_type, chain, fields
 from ..types import Tool
 from .form import (
     NAME,
@@ -20,28 +20,28 @@ from .form import (
     ItemKind,
     OfferedFunction,
     ToolKind,
-    arguments_as_written,
     as_function,
     as_text,
     call_kind,
     check_call_id,
     flat_name,
     function_form,
+    output_kind,
     paragraphs,
     parse_shallow,
     refuse_unsupported,
 )
 
-_name = partial(checks.string, pattern=NAME)
+
+def _definition(**optional: Check) -> Check:
+    """Return a check for the definition of a tool with a name."""
+    name = partial(checks.string, pattern=NAME)
+    check = fields({"name": name}, description=checks.string, defer_loading=checks.boolean, **optional)
+    return chain(check, refuse_unsupported)
 
 
 def _text_or_parts(value: Any, path: str) -> Any:
     return value if isinstance(checks.string_or_array(value, path), str) else INPUT_PARTS(value, path)
-
-
-def _output_kind(prefix: str) -> ItemKind:
-    check = fields({"call_id": check_call_id, "output": _text_or_parts})
-    return ItemKind(prefix, check, "output", output=lambda item: item["output"])
 
 
 def _names(name: str, namespace: str | None) -> dict[str, str]:
@@ -59,19 +59,10 @@ def _offer_function(tool: Tool, namespace: str | None) -> OfferedFunction:
 FUNCTION = ToolKind(
     types=("function",),
     items={
-        "function_call": call_kind("fc", arguments_as_written, name=checks.string, arguments=checks.string),
-        "function_call_output": _output_kind("fco"),
+        "function_call": call_kind("fc", name=checks.string, arguments=checks.string),
+        "function_call_output": output_kind("fco", _text_or_parts),
     },
-    check=chain(
-        fields(
-            {"name": _name},
-            parameters=checks.json_object,
-            description=checks.string,
-            strict=checks.boolean,
-            defer_loading=checks.boolean,
-        ),
-        refuse_unsupported,
-    ),
+    check=_definition(parameters=checks.json_object, strict=checks.boolean),
     offer=_offer_function,
     chosen_by=("name", "namespace"),
 )
@@ -104,19 +95,11 @@ CUSTOM = ToolKind(
     types=("custom",),
     items={
         "custom_tool_call": call_kind(
-            "ctc", lambda item: as_text({"input": item["input"]}), name=checks.string, input=checks.string
+            "ctc", None, lambda item: as_text({"input": item["input"]}), name=checks.string, input=checks.string
         ),
-        "custom_tool_call_output": _output_kind("ctco"),
+        "custom_tool_call_output": output_kind("ctco", _text_or_parts),
     },
-    check=chain(
-        fields(
-            {"name": _name},
-            description=checks.string,
-            defer_loading=checks.boolean,
-            format=by_type({"text": checks.as_it_is, "grammar": _grammar}),
-        ),
-        refuse_unsupported,
-    ),
+    check=_definition(format=by_type({"text": checks.as_it_is, "grammar": _grammar})),
     offer=_offer_custom,
     chosen_by=("name", "namespace"),
 )

@@ -57,6 +57,15 @@ class OfferedFunction:
         return str(self.function["name"])
 
 
+def _arguments(item: Item) -> str:
+    return item["arguments"] or "{}"
+
+
+def _output(item: Item) -> str | list[Part]:
+    output: str | list[Part] = item["output"]
+    return output
+
+
 @dataclass(frozen=True, slots=True)
 class ItemKind:
     """One type of input item: its checks, and what the chat model sees of it."""
@@ -68,8 +77,8 @@ class ItemKind:
     role: Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"] = (
         "nothing"
     )
-    arguments: Callable[[Item], str] | None = None  # the arguments of the call, as the model would write them
-    output: Callable[[Item], str | list[Part]] | None = None  # the call's result as the model sees it
+    arguments: Callable[[Item], str] = _arguments  # the arguments of a call, as the model would write them
+    output: Callable[[Item], str | list[Part]] = _output  # the result of a call, as the model sees it
     function: str | None = None  # name of the function that such an item calls. None: the item has a name
     statuses: frozenset[str] = USUAL_STATUSES
 
@@ -92,11 +101,16 @@ check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
 
 
 def call_kind(
-    prefix: str, arguments: Callable[[Item], str], function: str | None = None, /, **required: checks.Check
+    prefix: str, function: str | None = None, arguments: Callable[[Item], str] = _arguments, /, **required: checks.Check
 ) -> ItemKind:
     """A call with a ``call_id``, these ``required`` members and an optional ``namespace``."""
     check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
     return ItemKind(prefix, check, "call", arguments, function=function)
+
+
+def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str | list[Part]] = _output) -> ItemKind:
+    """The output of a call, with a ``call_id`` and an ``output`` that must pass ``check``."""
+    return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), "output", output=output)
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
@@ -158,7 +172,3 @@ def parse_shallow(arguments: str) -> dict[str, Any] | None:
 def as_text(value: Any) -> str:
     """Return a string unchanged, any other value as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def arguments_as_written(item: Item) -> str:
-    return item["arguments"] or "{}"

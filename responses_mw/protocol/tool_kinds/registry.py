@@ -21,11 +21,11 @@ from .form import (
     ItemKind,
     OfferedFunction,
     ToolKind,
-    arguments_as_written,
     as_function,
     as_text,
     call_kind,
     check_call_id,
+    output_kind,
     parse_shallow,
     refuse_unsupported,
 )
@@ -85,15 +85,14 @@ LOCAL_SHELL = ToolKind(
     items={
         "local_shell_call": call_kind(
             "lsh",
-            _action_arguments,
             "local_shell",
+            _action_arguments,
             action=open_object({"command": checks.strings}, type=among("exec"), env=checks.mapping),
         ),
         "local_shell_call_output": ItemKind(
             prefix="lsho",
             check=chain(_call_id_from_id, fields({"call_id": check_call_id, "output": checks.string})),
             role="output",
-            output=lambda item: item["output"],
         ),
     },
     check=refuse_unsupported,
@@ -146,12 +145,9 @@ def _command_output(one: Mapping[str, Any]) -> str:
 SHELL = ToolKind(
     types=("shell",),
     items={
-        "shell_call": call_kind("sh", _action_arguments, "shell", action=open_object({"commands": checks.strings})),
-        "shell_call_output": ItemKind(
-            prefix="sho",
-            check=fields({"call_id": check_call_id, "output": _command_outputs}),
-            role="output",
-            output=lambda item: "\n\n".join(map(_command_output, item["output"])),
+        "shell_call": call_kind("sh", "shell", _action_arguments, action=open_object({"commands": checks.strings})),
+        "shell_call_output": output_kind(
+            "sho", _command_outputs, lambda item: "\n\n".join(map(_command_output, item["output"]))
         ),
     },
     check=chain(refuse_unsupported, fields(environment=_environment)),
@@ -199,7 +195,7 @@ def _patch_output(item: Item) -> str:
 APPLY_PATCH = ToolKind(
     types=("apply_patch",),
     items={
-        "apply_patch_call": call_kind("apc", lambda item: as_text(item["operation"]), "apply_patch", operation=_operation),
+        "apply_patch_call": call_kind("apc", "apply_patch", lambda item: as_text(item["operation"]), operation=_operation),
         "apply_patch_call_output": ItemKind(
             prefix="apco",
             check=fields({"call_id": check_call_id, "status": checks.string}, output=checks.string),
@@ -235,16 +231,10 @@ def _error(value: Any, path: str) -> Any:
 
 
 def _mcp_output(item: Item) -> str:
+    """The output or the error, which is a string or an object with a message or with the content of the tool's answer."""
     output, error = item.get("output"), item.get("error")
-    if output is not None or error is None:
-        return output or ""
-    return _mcp_error(error)
-
-
-def _mcp_error(error: Any) -> str:
-    """The text of an error, which is a string or an object with a message or with the content of the tool's answer."""
-    if not isinstance(error, dict):
-        return as_text(error)
+    if output is not None or not isinstance(error, dict):
+        return str(error or "") if output is None else str(output)
     content = error.get("message") or error.get("content") or ""
     blocks = content if isinstance(content, list) else [content]
     return "\n".join(as_text(block.get("text", block) if isinstance(block, dict) else block) for block in blocks)
@@ -254,21 +244,14 @@ MCP = ToolKind(
     types=("mcp",),
     items={
         "mcp_list_tools": ItemKind("mcpl", fields({"server_label": checks.string, "tools": checks.each(_listed_tool)})),
-        "mcp_approval_request": ItemKind(
-            prefix="mcpr",
-            check=fields(_requested),
-            role="approval_request",
-            arguments=arguments_as_written,
-        ),
+        "mcp_approval_request": ItemKind("mcpr", fields(_requested), "approval_request"),
         "mcp_approval_response": ItemKind(
-            prefix="mcpa",
-            check=fields({"approval_request_id": checks.string, "approve": checks.boolean}, reason=checks.string),
+            "mcpa", fields({"approval_request_id": checks.string, "approve": checks.boolean}, reason=checks.string)
         ),
         "mcp_call": ItemKind(
             prefix="mcp",
             check=fields(_requested, output=checks.string, approval_request_id=checks.string, error=_error),
             role="served_call",
-            arguments=arguments_as_written,
             output=_mcp_output,
             statuses=USUAL_STATUSES | {"calling", "failed"},
         ),
@@ -350,16 +333,12 @@ SERVED_TOOLS = frozenset(type_ for type_, kind in TOOL_KINDS.items() if kind.off
 
 def arguments_of(item: Item) -> str:
     """The arguments of a call, as the model would write them."""
-    arguments = TOOL_ITEMS[item["type"]].arguments
-    assert arguments is not None, "only calls have arguments"
-    return arguments(item)
+    return TOOL_ITEMS[item["type"]].arguments(item)
 
 
 def output_of(item: Item) -> str | list[Part]:
     """The output that the model sees for an output item, or for a call that holds its own output."""
-    output = TOOL_ITEMS[item["type"]].output
-    assert output is not None, "only outputs and executed calls have output"
-    return output(item)
+    return TOOL_ITEMS[item["type"]].output(item)
 
 
 def is_finished(item: Item) -> bool:
