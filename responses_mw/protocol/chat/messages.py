@@ -60,7 +60,6 @@ def to_messages(
     for position, item in enumerate(items):
         builder.take(item, position)
     builder.close()
-    builder.refuse_stray_outputs()
     return _hoisted(builder.messages) if dialect.hoist_system else builder.messages
 
 
@@ -80,6 +79,7 @@ class _MessageBuilder:
         self, items: Sequence[Item], dialect: Dialect, all_reasoning: bool, offset: int, names: Names, results: Results
     ) -> None:
         self.messages: list[Message] = []
+        self._items = items
         self._dialect = dialect
         self._offset = offset
         self._names = names
@@ -91,17 +91,9 @@ class _MessageBuilder:
         self._has_reasoned = False  # even if the reasoning itself is not sent back
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
-        self._open_call_ids: set[str] = set()
-        # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
-        self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
-        self._answered: dict[str, Item] = {}  # calls with an output, by call_id
-        self._declined: dict[str, Item] = {}
+        self._answers = dict(_links(items))
+        self._asked = {answer: call for call, answer in self._answers.items()}
         self._summary: Message | None = None
-        for position, item in enumerate(items):
-            if item["type"] == "mcp_approval_response" and not item["approve"]:
-                self._declined[item["approval_request_id"]] = item
-            elif item["type"] in ITEMS and ITEMS[item["type"]].role == "output":
-                self._outputs[item["call_id"]].append((position, item))
 
     def take(self, item: Item, position: int) -> None:
         """Add the next item. Refuse an unknown type, which a newer version may have stored."""
@@ -152,11 +144,18 @@ class _MessageBuilder:
 
     def call(self, item: Item, position: int) -> None:
         self._calls.append(_PendingCall(item, position, item["call_id"]))
-        self._open_call_ids.add(item["call_id"])
 
-    def output(self, item: Item, _position: int) -> None:
-        if item["call_id"] in self._open_call_ids:
-            self.close()
+    def output(self, item: Item, position: int) -> None:
+        """End the message with the call. Refuse an output without a call."""
+        if position in self._asked:
+            if self._calls and self._asked[position] >= self._calls[0].position:
+                self.close()
+            return
+        call_id, code = item["call_id"], "missing_tool_call"
+        message = f"No tool call found for {_words(item)} with call_id {call_id}."
+        if call := self._answered_call(call_id):
+            message, code = f"The {_words(call)} {call_id} already has an output; send each output once.", "duplicate_item"
+        raise BadRequest(message, param=self._path(position), code=code)
 
     def served_call(self, item: Item, position: int) -> None:
         if item["id"] in self._results:
@@ -167,8 +166,9 @@ class _MessageBuilder:
             self._has_broken_off = not self._texts
 
     def approval_request(self, item: Item, position: int) -> None:
-        if item["id"] in self._declined:
-            reason = self._declined[item["id"]].get("reason")
+        answer = self._items[self._answers[position]] if position in self._answers else {"approve": True}
+        if not answer["approve"]:
+            reason = answer.get("reason")
             self._add_served(item, position, "The user did not approve this call." + (f" Reason: {reason}" if reason else ""))
 
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
@@ -184,7 +184,6 @@ class _MessageBuilder:
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
         self._has_reasoned = self._has_broken_off = False
-        self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
         shown: list[dict[str, Any]] = []
@@ -199,10 +198,9 @@ class _MessageBuilder:
         """The output of a call and its position; None for a call that was never executed."""
         if call.content is not None:
             return call.content, call.position
-        waiting = self._outputs[call.call_id]
-        if waiting:
-            position, item = waiting.popleft()
-            self._answered.setdefault(call.call_id, call.item)
+        if call.position in self._answers:
+            position = self._answers[call.position]
+            item = self._items[position]
             is_search = item["type"] == "tool_search_output"
             return search_output(item["tools"], self._names) if is_search else output_of(item), position
         if call.item.get("status") != "incomplete":
@@ -211,7 +209,7 @@ class _MessageBuilder:
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
         """Refuse a call without an output. Some clients resend a call that is already in the history."""
-        where, first = self._path(call.position), self._answered.get(call.call_id)
+        where, first = self._path(call.position), self._answered_call(call.call_id)
         if first is not None and _same_call(first, call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
             why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
@@ -236,15 +234,10 @@ class _MessageBuilder:
         function = {"name": self._names(call.item), "arguments": _chat_arguments(arguments_of(call.item), self._dialect)}
         return {"id": call.call_id, "type": "function", "function": function}
 
-    def refuse_stray_outputs(self) -> None:
-        for call_id, left in self._outputs.items():
-            if left:
-                position, item = left[0]
-                message, code = f"No tool call found for {_words(item)} with call_id {call_id}.", "missing_tool_call"
-                if call_id in self._answered:
-                    message = f"The {_words(self._answered[call_id])} {call_id} already has an output; send each output once."
-                    code = "duplicate_item"
-                raise BadRequest(message, param=self._path(position), code=code)
+    def _answered_call(self, call_id: str) -> Item | None:
+        """The first call with this id, if it has an output."""
+        calls = [position for position in self._answers if self._items[position].get("call_id") == call_id]
+        return self._items[min(calls)] if calls else None
 
 
 _STEPS: dict[str, Callable[[_MessageBuilder, Item, int], None]] = {
@@ -372,7 +365,10 @@ def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 
 
 def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of calls (or approval requests) and their answers. The n-th call with an id has the n-th output."""
+    """Yield the positions of calls (or approval requests) and their answers.
+
+    Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
+    """
     waiting: defaultdict[str, deque[int]] = defaultdict(deque)
     keys = list(map(_link, items))
     for position, (key, is_answer) in enumerate(keys):
@@ -385,10 +381,9 @@ def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
 
 def _link(item: Item) -> tuple[str, bool]:
     """The key that links the item to another (empty for none), and whether the item is the answer."""
-    match item["type"]:
-        case "mcp_approval_request":
-            return f"approval {item.get('id')}", False
-        case "mcp_approval_response":
-            return f"approval {item['approval_request_id']}", True
-    call_id = item.get("call_id")
-    return (f"call {call_id}" if call_id else ""), item["type"].endswith("_output")
+    if item["type"] == "mcp_approval_response":
+        return f"approval {item['approval_request_id']}", True
+    role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
+    if role == "approval_request":
+        return f"approval {item['id']}", False
+    return (f"call {item['call_id']}", role == "output") if role in ("call", "output") else ("", False)
