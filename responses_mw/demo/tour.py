@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from .servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from openai.types.responses import FunctionToolParam
 
@@ -76,24 +76,17 @@ def _expect(held: bool, expectation: str) -> None:
 def streamed_answer(site: Deployment) -> str:
     question = "Which word in this question about streaming is the longest?"
     _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
-    events, arrived = [], []
-    _write("   answer   ")
-    for event in site.client.responses.create(model="demo", input=question, stream=True):
-        if event.type == "response.output_text.delta":
-            _write(event.delta)
-            arrived.append(time.monotonic())
-        events.append(event)
-    print()
+    events, text, seconds = _follow(site.client.responses.create(model="demo", input=question, stream=True))
     first, last = events[0], events[-1]
     _expect(first.type == "response.created", f"response.created as the first event, not {first.type}")
     if last.type != "response.completed":
         raise CheckFailed(f"response.completed as the last event, not {last.type}")
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    _expect(len(deltas) > 5, f"an answer in many deltas, not in {len(deltas)}")
-    _expect(arrived[-1] - arrived[0] > PACE, "the deltas to come one by one, as the model makes them, not all at once")
-    _expect("".join(deltas) == last.response.output_text, "the deltas to add up to the response's text")
-    _expect("streaming" in last.response.output_text, "the longest word, “streaming”, in the answer")
-    return f"{len(events)} events, {len(deltas)} of them text deltas"
+    deltas = sum(event.type == "response.output_text.delta" for event in events)
+    _expect(deltas > 5, f"an answer in many deltas, not in {deltas}")
+    _expect(seconds > PACE, "the deltas to come one by one, as the model makes them, not all at once")
+    _expect(text == last.response.output_text, "the deltas to add up to the response's text")
+    _expect("streaming" in text, "the longest word, “streaming”, in the answer")
+    return f"{len(events)} events, {deltas} of them text deltas"
 
 
 def reasoning_model(site: Deployment) -> str:
@@ -235,29 +228,17 @@ def metrics(site: Deployment) -> str:
 
 def resumed_after_a_kill(site: Deployment) -> str:
     _show('replica_2.responses.create(model="demo", background=True, stream=True, input="Count to 100")')
-    _write("   answer   ")
-    numbers, text, response_id = [], "", ""
-    for event in site.other.responses.create(model="demo", input="Count to 100", background=True, stream=True):
-        numbers.append(event.sequence_number)
-        if event.type == "response.created":
-            response_id = event.response.id
-        elif event.type == "response.output_text.delta":
-            text += event.delta
-            _write(event.delta)
-            if text.endswith(" 20"):
-                break
+    events, begun, _ = _follow(
+        site.other.responses.create(model="demo", input="Count to 100", background=True, stream=True), until=" 20"
+    )
     site.kill_other()
-    print("\n            (replica 2 is killed)")
-    _show(f"replica_1.responses.retrieve(id, stream=True, starting_after={numbers[-1] if numbers else 0})")
-    _write("   answer  ")
-    for event in site.client.responses.retrieve(response_id, stream=True, starting_after=numbers[-1] if numbers else 0):
-        numbers.append(event.sequence_number)
-        if event.type == "response.output_text.delta":
-            text += event.delta
-            _write(event.delta)
-    print()
+    print("            (replica 2 is killed)")
+    seen = events[-1].sequence_number
+    _show(f"replica_1.responses.retrieve(id, stream=True, starting_after={seen})")
+    more, rest, _ = _follow(site.client.responses.retrieve(events[0].response.id, stream=True, starting_after=seen))
+    numbers = [event.sequence_number for event in events + more]
     _expect(numbers == list(range(len(numbers))), "every event exactly once")
-    _expect(text == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
+    _expect(begun + rest == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
     return f"{len(numbers)} events, none lost and none repeated"
 
 
@@ -304,13 +285,8 @@ def _end_on_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it by default
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _exit)
-
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     sys.unraisablehook = _raise_again
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
@@ -332,6 +308,22 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
 
 def _show(call: str) -> None:
     print(_styled(f"   {call}", 2))
+
+
+def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
+    """Print the text of a stream as it comes, up to ``until``. Return the events, the text, and the seconds that it took."""
+    events, text, arrived = [], "", []
+    _write("   answer   ")
+    for event in stream:
+        events.append(event)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+            arrived.append(time.monotonic())
+            _write(event.delta)
+            if until is not None and text.endswith(until):
+                break
+    print()
+    return events, text, arrived[-1] - arrived[0] if arrived else 0.0
 
 
 def _write(text: str) -> None:
