@@ -27,7 +27,7 @@ from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailab
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
 from .http_responses import ErrorResponse
-from .requests import BODY_TIMEOUT, next_message
+from .requests import next_message
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -54,8 +54,7 @@ class ReverseProxy:
     """An ASGI application that passes requests to `upstream` (`http://vllm:8000`, with or without a base path).
 
     `base_path` (`/openai`) is removed from the paths that begin with it. `passable` limits the requests that pass; without it,
-    all but CONNECT and TRACE pass. `body_timeout` is the maximum number of seconds between two pieces of a request's body. The
-    `client` has its own timeouts, and is closed at the end of the lifespan.
+    all but CONNECT and TRACE pass. The `client` has its own timeouts, and is closed at the end of the lifespan.
 
     The status of errors is 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the client stops
     sending its body, 400 for invalid framing, and 501 for a WebSocket. Raises `UpstreamError` if the upstream's response is
@@ -69,14 +68,12 @@ class ReverseProxy:
         base_path: str = "",
         *,
         passable: PassablePaths | None = None,
-        body_timeout: float = BODY_TIMEOUT,
     ) -> None:
         self._client = client
         self._own_path = base_path.encode()
         self._upstream = httpx.URL(upstream)
         self._base_path = self._upstream.raw_path.partition(b"?")[0].rstrip(b"/")
         self._passable = passable
-        self._body_timeout = body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -130,10 +127,10 @@ class ReverseProxy:
         except InvalidFraming as error:
             message = f"The framing of the request is invalid: {error}."
             raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
-        first = await next_message(receive, self._body_timeout if framing.has_body else None)
+        first = await (next_message(receive) if framing.has_body else receive())
         if first["type"] == "http.disconnect":
             return None
-        body = _RequestBody(first, receive, framing, self._body_timeout)
+        body = _RequestBody(first, receive, framing)
         return body if first.get("more_body", False) else await anext(body)
 
     async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,10 +206,9 @@ class _RequestBody(httpx.AsyncByteStream):
     `RequestTimeout` if the client stops sending.
     """
 
-    def __init__(self, first: Message, receive: Receive, framing: BodyFraming, timeout: float) -> None:
+    def __init__(self, first: Message, receive: Receive, framing: BodyFraming) -> None:
         self._next: Message | None = first
         self._receive = receive
-        self._timeout = timeout
         self._left = framing.length
         self.framing = framing
         self.over = anyio.Event()
@@ -224,7 +220,7 @@ class _RequestBody(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self.over.is_set():
             raise StopAsyncIteration
-        message, self._next = self._next or await next_message(self._receive, self._timeout), None
+        message, self._next = self._next or await next_message(self._receive), None
         self.aborted = message["type"] == "http.disconnect"
         more: bool = message.get("more_body", False)
         if not more:

@@ -137,7 +137,7 @@ class Reader:
             raise BadRequest(message, code="unsupported_encoding")
         chunks, size, more = [], 0, True
         while more:
-            received = await next_message(request.receive, BODY_TIMEOUT)
+            received = await next_message(request.receive)
             if received["type"] == "http.disconnect":
                 raise ClientDisconnect
             chunk, more = received.get("body", b""), received.get("more_body", False)
@@ -149,13 +149,13 @@ class Reader:
         return b"".join(chunks)
 
 
-async def next_message(receive: Receive, seconds: float | None) -> Message:
-    """Return the client's next message. Raises `RequestTimeout` after `seconds`."""
+async def next_message(receive: Receive) -> Message:
+    """Return the next piece of a body. Raises `RequestTimeout` after `BODY_TIMEOUT` seconds."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(BODY_TIMEOUT):
             return await receive()
     except TimeoutError:
-        raise RequestTimeout(f"No data of the request body arrived for {seconds:g} s.") from None
+        raise RequestTimeout(f"No data of the request body arrived for {BODY_TIMEOUT:g} s.") from None
 
 
 def paging(request: Request) -> dict[str, Any]:

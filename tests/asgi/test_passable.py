@@ -133,9 +133,10 @@ async def test_a_header_that_cannot_be_sent_is_a_bad_request(
 
 @pytest.mark.parametrize("pieces", [[], [b"he"]], ids=["before the first byte", "after some"])
 async def test_an_upload_that_stalls_is_cut_off(
-    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes]
+    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = ReverseProxy(client, recording.url, body_timeout=0.1)
+    monkeypatch.setattr("responses_mw.asgi.requests.BODY_TIMEOUT", 0.1)
+    proxy = ReverseProxy(client, recording.url)
     async with asyncio.timeout(60):
         status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces, ends=False))
         assert (status, b"request_timeout" in answer) == (408, True)
