@@ -101,7 +101,7 @@ class EventResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
             with anyio.CancelScope() as reply:
-                watching = group.create_task(_watch(receive, reply))
+                watching = group.create_task(cancel_on_disconnect(receive, reply))
                 await self._reply(scope, receive, send)
             watching.cancel()
 
@@ -122,7 +122,7 @@ class EventResponse:
         raise NotImplementedError
 
 
-async def _watch(receive: Receive, reply: anyio.CancelScope) -> None:
+async def cancel_on_disconnect(receive: Receive, reply: anyio.CancelScope) -> None:
     """Cancel `reply` when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -168,8 +168,7 @@ class EventStreamResponse(EventResponse):
                 self._keeping_alive.cancel()  # it may be blocked by a slow client, and nothing may follow the last event
         if not self._complete:
             annotate(outcome="interrupted")
-        last = DONE_FRAME if self._complete else b""
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})
 
     def _message(self, events: Any) -> Message:
         self._silent = False
@@ -184,13 +183,11 @@ class EventStreamResponse(EventResponse):
         self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_INTERVAL, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
+        body = KEEP_ALIVE
+        if self._settings.keep_alive != "comment":
+            body = frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
         with suppress(OSError):  # the client disconnected
-            await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
-
-    def _keep_alive_frame(self) -> bytes:
-        if self._settings.keep_alive == "comment":
-            return KEEP_ALIVE
-        return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class LogStreamResponse(EventStreamResponse):

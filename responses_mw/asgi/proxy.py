@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
-from .http_responses import ErrorResponse
+from .http_responses import ErrorResponse, cancel_on_disconnect
 from .requests import next_message
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -250,10 +250,10 @@ async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.C
     """Cancel the `exchange` when the client disconnects. Until the body is over, only the body reads from the client."""
     if isinstance(body, _RequestBody):
         await body.over.wait()
-    if isinstance(body, bytes) or not body.aborted:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-    exchange.cancel()
+        if body.aborted:
+            exchange.cancel()
+            return
+    await cancel_on_disconnect(receive, exchange)
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
