@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..protocol import sse
 from ..protocol.request.create import parse
-from ..protocol.response.replay import Takeover, take_over
+from ..protocol.response.replay import Takeover
 from ..settings import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
 from ..telemetry.context import annotate, end_run, kind_of_error, report_continuation
@@ -147,7 +147,7 @@ class JobRunner:
             return None
         log = await read_log(self._state, job)
         claimed.size = log.size
-        takeover = take_over(log)
+        takeover = Takeover(log)
         if log.next_number < job.next_number or not takeover.can_go_on or not self._runner.turns.can_take_over:
             raise WorkerLost
         report_continuation(job.response_id, reason="worker", phase=takeover.phase)

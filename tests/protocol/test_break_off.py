@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
-from responses_mw.protocol.response.replay import MAX_CHANCE, MIN_REPEATED, LogReplay, Phase, Seam, repeats_itself, take_over
+from responses_mw.protocol.response.replay import MAX_CHANCE, MIN_REPEATED, LogReplay, Phase, Seam, Takeover, repeats_itself
 from responses_mw.protocol.sse import encode
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Manner, render
@@ -156,7 +156,7 @@ def test_a_run_that_another_worker_takes_over_anywhere_keeps_the_laws(manner: Ma
         events += lost.end_turn()
     log = LogReplay()
     log.read(encode(events))
-    takeover = take_over(log)
+    takeover = Takeover(log)
     if not takeover.can_go_on:
         assert lost.phase is Phase.FIXED or answer.calls or answer.refusal
         return

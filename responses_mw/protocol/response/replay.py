@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -112,38 +111,6 @@ def _part(item: Item, kind: EventTarget, index: Any) -> Part:
     return parts[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """The output of another worker, and how a run can continue it."""
-
-    items: list[Item]
-    open: Item | None
-    """The item that is not done: the last one, with the text so far."""
-    turn_begins_at: int
-    """Number of items before those of the last turn."""
-    calls: int
-    """Number of server-side calls that have ended."""
-    phase: Phase
-    """What the client has seen of the last turn."""
-    is_over: bool
-    """Whether the last turn is complete and no further turn follows."""
-
-    @property
-    def can_go_on(self) -> bool:
-        return self.is_over or self.phase is not Phase.FIXED
-
-    @property
-    def is_charged(self) -> bool:
-        """Whether there were earlier turns, whose usage is not in the log."""
-        return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
-
-    def ids_used(self, stem: str) -> int:
-        """Return one more than the highest number in the ids of the items, which are `<prefix>_<stem><number>`."""
-        ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
-        found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
-        return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
 class LogReplay(OutputReplay):
     """The output of a background response, built from the events of its log in order."""
 
@@ -165,22 +132,45 @@ class LogReplay(OutputReplay):
         self.size += len(frames)
 
 
-def take_over(output: LogReplay) -> Takeover:
-    """Return the state of the response after the events of its log.
+class Takeover:
+    """The output of another worker, and how a run can continue it.
 
     The last item of a turn is closed by the next item or by the end of the turn. So if no item is open, the turn is over.
     """
-    items = output.items
-    open_items = [output.put(place) for place in output.open]
-    last = open_items[-1] if open_items else None
-    begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
-    phase = phase_of(items[begins_at:], last if last is not None and _is_served(last) and not output.runs else None)
-    broke_off = bool(items) and items[-1].get("status") == "incomplete" and items[-1]["type"] != "message"
-    is_over = last is None and len(items) > begins_at and not broke_off
-    if len(open_items) > 1 or any(map(_hides_result, items)):
-        phase = Phase.FIXED
-    calls = sum(_is_served(item) and is_finished(item) for item in items)
-    return Takeover(items, last, begins_at, calls, phase, is_over)
+
+    def __init__(self, log: LogReplay) -> None:
+        """``log`` has read all events so far."""
+        self.items = items = log.items
+        open_items = [log.put(place) for place in log.open]
+        self.open = last = open_items[-1] if open_items else None
+        """The item that is not done: the last one, with the text so far."""
+        self.turn_begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
+        """Number of items before those of the last turn."""
+        self.calls = sum(_is_served(item) and is_finished(item) for item in items)
+        """Number of server-side calls that have ended."""
+        turn = items[self.turn_begins_at :]
+        self.phase = phase_of(turn, last if last is not None and _is_served(last) and not log.runs else None)
+        """What the client has seen of the last turn."""
+        if len(open_items) > 1 or any(map(_hides_result, items)):
+            self.phase = Phase.FIXED
+        broke_off = bool(turn) and turn[-1].get("status") == "incomplete" and turn[-1]["type"] != "message"
+        self.is_over = last is None and bool(turn) and not broke_off
+        """Whether the last turn is complete and no further turn follows."""
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.is_over or self.phase is not Phase.FIXED
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether there were earlier turns, whose usage is not in the log."""
+        return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
+
+    def ids_used(self, stem: str) -> int:
+        """Return one more than the highest number in the ids of the items, which are `<prefix>_<stem><number>`."""
+        ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
+        found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 def _is_served(item: Item) -> bool:
@@ -247,7 +237,9 @@ class Seam:
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
         """Take text and return what is new; None while that is not known. Raises `UpstreamError` for a new answer."""
-        text = self._without_tail(text)
+        seen = _common(text, self._tail)  # white space that the upstream, which did not see it, repeats
+        self._tail = self._tail[seen:] if seen == len(text) else ""
+        text = text[seen:]
         self._held.append((text, logprobs))
         rest = text if self._matched else text.lstrip()
         expected = self._before[self._matched : self._matched + len(rest)]
@@ -264,12 +256,6 @@ class Seam:
         if self._matched > MAX_CHANCE:
             raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
         return [(text, logprobs) for text, logprobs in self._held if text]
-
-    def _without_tail(self, text: str) -> str:
-        """Remove white space that the client has seen and that the upstream, which did not see it, repeats."""
-        common = _common(text, self._tail)
-        self._tail = self._tail[common:] if common == len(text) else ""
-        return text[common:]
 
 
 def repeats_itself(text: str) -> bool:
