@@ -105,14 +105,6 @@ class ToolServer(_Model):
         return names is not None and name not in names and EVERY_TOOL not in names
 
 
-def _index_by_label(value: object) -> object:
-    """Decode JSON, and convert a list of servers, each with a ``label``, to an object keyed by label."""
-    decoded = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(decoded, list):
-        return decoded
-    if not all(isinstance(server, dict) and isinstance(server.get("label"), str) for server in decoded):
-        raise ValueError("each server in the list must have a label")
-    return {server["label"]: {name: server[name] for name in server if name != "label"} for server in decoded}
-
-
-ToolServers = Annotated[dict[str, ToolServer], NoDecode, BeforeValidator(_index_by_label)]
+ToolServers = Annotated[
+    dict[str, ToolServer], NoDecode, BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)
+]

@@ -260,8 +260,8 @@ def test_the_port_of_the_server_can_still_come_from_the_environment(monkeypatch:
         run("serve", "--upstream", "http://x")
 
 
-def test_a_list_of_servers_may_be_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RESPONSES_MW_TOOLS_MCP_SERVERS", json.dumps([{"label": "a", "url": "http://a"}]))
+def test_servers_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESPONSES_MW_TOOLS_MCP_SERVERS", json.dumps({"a": {"url": "http://a"}}))
     monkeypatch.setenv("responses_mw_cache_mode", "exact")
     settings = Settings()
     assert (settings.tools.mcp_servers["a"].url, settings.cache.mode) == ("http://a", "exact")

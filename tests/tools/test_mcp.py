@@ -219,7 +219,7 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 
 async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
-    servers = [{"label": "own", "url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}]
+    servers = {"own": {"url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}}
     settings = make_settings(tools__mcp_servers=servers)
     async with aclosing(server(configured(), settings, trace_headers={"traceparent": "t"})) as own:
         result = await own.call("headers", {}, approved=True)
