@@ -136,23 +136,6 @@ class Client:
 
         return await self._send(ask, _operation("EVALSHA", len(calls)), script.name, [keys[0] for keys, _ in calls])
 
-    async def persistently(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, patience: float) -> Any:
-        """Run an idempotent script until it succeeds, or until the script or Redis has failed for ``patience`` seconds.
-
-        After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
-        that is not temporary is raised at once.
-        """
-        began, pause = time.monotonic(), 0.02
-        while True:
-            try:
-                return await self.script(script, keys, args)
-            except StateUnavailable as error:
-                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
-                if not error.passing or max(self.away_for, time.monotonic() - began) >= patience:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.5)
-
     async def _send(
         self, ask: Callable[[], Awaitable[list[Any]]], operation: str, script: str, keys: Sequence[Value]
     ) -> list[Any]:

@@ -181,9 +181,7 @@ class Jobs:
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
-        answers: list[int] = []
-        for (keys, _), replies in zip(calls, await self._client.scripts(_APPEND, calls, contained=True), strict=True):
-            answers += [_DAMAGED] * len(keys) if isinstance(replies, Damaged) else replies
+        answers = [answer for reply in await self._client.scripts(_APPEND, calls) for answer in reply]
         for (job, _, _), answer in zip(batches, answers, strict=True):
             if answer == _DAMAGED:
                 self._client.damage(response_address(job).log, "no batch can be appended to it")

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..lua import Script, load
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
@@ -156,13 +157,30 @@ class Writer:
         await self.quota.reserve(write)
         verdict: bytes
         try:
-            verdict, *report = await self._client.persistently(write.script, write.keys, write.args, patience=self._patience)
+            verdict, *report = await self._run_persistently(write)
         except StateUnavailable as error:  # the object may have been written nevertheless: the reservation stays
             if error.passing and write.undo is not None:
                 self.undo(write)
             raise
         await self.quota.settle(write.owner, write.address.tag, report, write.name)
         return verdict
+
+    async def _run_persistently(self, write: Write) -> Any:
+        """Run the script until it succeeds, or until it or Redis has failed for ``patience`` seconds.
+
+        After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
+        that is not temporary is raised at once.
+        """
+        began, pause = time.monotonic(), 0.02
+        while True:
+            try:
+                return await self._client.script(write.script, write.keys, write.args)
+            except StateUnavailable as error:
+                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
+                if not error.passing or max(self._client.away_for, time.monotonic() - began) >= self._patience:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
 
     def undo(self, write: Write) -> None:
         """Undo a write as soon as Redis answers."""
