@@ -56,11 +56,7 @@ class SandboxSettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_args: Any,
-        **_others: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_args: Any, **_others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, Environment(settings_cls)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import sys
 from collections.abc import AsyncIterator
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-logger = logging.getLogger(__name__)
-
 HEALTH = "/health"
 
 _INSTRUCTIONS = (
@@ -37,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
-    """Create the ASGI application. Its lifespan opens the containers, or raises ``WeakIsolation``."""
+    """Create the ASGI application. Its lifespan opens the containers, or raises ``SandboxError``."""
     containers = Containers(settings)
 
     @asynccontextmanager

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..auth import CONTAINER_OWNER_HEADER, container_owner
 from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, parse_arguments
 from ..protocol.types import Tool
 from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, cut
-from .mcp import check_installed
+from .mcp import MAX_OUTPUT_BYTES, SANDBOX_LABEL, check_installed, sandbox_server, target_of
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
-
-    from .session import MCPTarget
 
 _AUTO = "auto"
 _SANDBOX_MARGIN = 5.0  # seconds added to tools.timeout, so that the sandbox can report its own timeout first
@@ -65,7 +63,8 @@ class CodeInterpreter(ServerTool):
         self.container_id: str | None = (last or None) if container["type"] == _AUTO else container["type"]
         """The container of the next call; None for a new one."""
         self._memory = {"memory_bytes": _MEMORY_LIMITS[container["memory_limit"]]} if "memory_limit" in container else {}
-        self._connection = MCPConnection(_target(context))
+        target = target_of({"server_label": SANDBOX_LABEL}, sandbox_server(context.config.tools), context)
+        self._connection = MCPConnection(replace(target, timeout=target.timeout + _SANDBOX_MARGIN))
         self._turn = asyncio.Lock()
 
     @staticmethod
@@ -118,7 +117,7 @@ class CodeInterpreter(ServerTool):
                 return ToolResult(text, self._members(text), failed=True)
             outcome = returned.structured_content or {}
             self.container_id = outcome.get("container_id", self.container_id)
-            text = cut(_text(returned), self._connection.target.output_bytes)
+            text = cut(_text(returned), MAX_OUTPUT_BYTES)
             result = ToolResult((_LOST if is_lost else "") + text, self._members(text), failed=returned.is_error)
             if outcome.get("ended") is not None:
                 self.container_id = None
@@ -135,21 +134,3 @@ class CodeInterpreter(ServerTool):
 
 def _text(returned: CallToolResult) -> str:
     return "\n".join(block.text for block in returned.content if block.type == "text")
-
-
-def _target(context: ToolContext) -> MCPTarget:
-    from .session import MCPTarget
-
-    settings = context.config.tools
-    assert settings.sandbox_url is not None
-    headers = {**context.trace_headers, CONTAINER_OWNER_HEADER: container_owner(context.owner)}
-    if settings.sandbox_token is not None:
-        headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
-    return MCPTarget(
-        "code_interpreter",
-        settings.sandbox_url,
-        headers,
-        allow_private=True,
-        credentials_of_caller=False,
-        timeout=settings.timeout + _SANDBOX_MARGIN,
-    )

@@ -35,6 +35,7 @@ from ..errors import APIError, BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
 from . import ToolResult, cut, failure
 from .guard import HTTP_FAULT, UNREACHABLE
+from .mcp import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES
 from .session import MCPFailure, MCPSession, MCPTarget, open_session
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class MCPConnection:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool. If that fails, return a failed result with an ``error`` as in an ``mcp_call`` item."""
         try:
-            return _to_result(await self.invoke(name, arguments), self.target.output_bytes)
+            return _to_result(await self.invoke(name, arguments))
         except MCPFailure as error:
             return failure(error.message, kind=error.kind, code=error.code)
         except orjson.JSONEncodeError:
@@ -147,15 +148,15 @@ class MCPConnection:
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
-        bytes_left = self.target.output_bytes
+        bytes_left = MAX_OUTPUT_BYTES
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await session.client.list_tools(params=PaginatedRequestParams(cursor=cursor))
             listed = [_as_listed(tool) for tool in page.tools]
             tools += listed
             bytes_left -= sum(len(orjson.dumps(tool)) for tool in listed)
-            if bytes_left < 0 or len(tools) > self.target.max_tools:
-                reason = f"it lists more than {self.target.max_tools} tools, or their definitions are too large"
+            if bytes_left < 0 or len(tools) > MAX_MCP_TOOLS:
+                reason = f"it lists more than {MAX_MCP_TOOLS} tools, or their definitions are too large"
                 raise self.target.failure(reason)
             cursor = page.next_cursor
             if cursor is None:
@@ -199,12 +200,12 @@ def _as_listed(tool: Tool) -> dict[str, Any]:
 _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
-def _to_result(returned: CallToolResult, max_bytes: int) -> ToolResult:
-    """Convert what a tool ``returned``, up to ``max_bytes`` of text and images. The item's ``output`` describes the images."""
+def _to_result(returned: CallToolResult) -> ToolResult:
+    """Convert what a tool ``returned``, up to ``MAX_OUTPUT_BYTES``. The item's ``output`` describes the images."""
     parts = [_part(block) for block in returned.content]
     if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
         parts.append(_text(orjson.dumps(returned.structured_content).decode()))
-    parts = list(_bounded(parts, max_bytes))
+    parts = list(_bounded(parts))
     text = "\n".join(part["text"] if part["type"] == "input_text" else _described(part) for part in parts)
     if returned.is_error:
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
@@ -251,8 +252,8 @@ def _decoded_size(data: str) -> int:
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
-def _bounded(parts: list[Part], max_bytes: int) -> Iterator[Part]:
-    left = max_bytes
+def _bounded(parts: list[Part]) -> Iterator[Part]:
+    left = MAX_OUTPUT_BYTES
     for part in parts:
         if part["type"] == "input_image":
             size = len(part["image_url"])

@@ -53,14 +53,10 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
         return is_public(address.ipv4_mapped)
     if address in _NAT64:
         return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
-    if _is_isatap(address) or address.scope_id is not None:
+    is_isatap = (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE  # the interface id of a tunnel to an IPv4 address (RFC 5214)
+    if is_isatap or address.scope_id is not None:
         return False
     return address in _GLOBAL_UNICAST and address.is_global and not any(address in net for net in _NOT_PUBLIC_V6)
-
-
-def _is_isatap(address: IPv6Address) -> bool:
-    """Return whether the interface id denotes a tunnel to an IPv4 address (RFC 5214)."""
-    return (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE
 
 
 def fault_of(url: str, *, allow_private: bool) -> str | None:
@@ -135,10 +131,12 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             response = await self._send(request)
         except _FAULTS as error:
             self.address_refused = isinstance(error, AddressRefused)
-            self._note(request, UNREACHABLE)
-            return _fault(UNREACHABLE, _reason(error))
-        answer = httpx2.Response(response.status, headers=response.headers, stream=_Body(response, self._max_bytes))
-        self._note(request, answer.status_code, answer.headers.get(SESSION_HEADER))
+            answer = _fault(UNREACHABLE, _reason(error))
+        else:
+            answer = httpx2.Response(response.status, headers=response.headers, stream=_Body(response, self._max_bytes))
+        if request.method == "POST":
+            self.status = answer.status_code
+            self.session_id = answer.headers.get(SESSION_HEADER, self.session_id)
         if fault := await _fault_in(answer, request.method):
             await answer.aclose()
             return fault
@@ -156,11 +154,6 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             extensions={"timeout": request.extensions["timeout"]},
         )
         return await self._pool.handle_async_request(outgoing)
-
-    def _note(self, request: httpx2.Request, status: int, session_id: str | None = None) -> None:
-        if request.method == "POST":
-            self.status = status
-            self.session_id = session_id or self.session_id
 
     async def aclose(self) -> None:
         await self._pool.aclose()

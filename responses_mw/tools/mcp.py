@@ -33,6 +33,8 @@ SANDBOX_LABEL = "code_interpreter"
 """The sandbox's label, unless a server is configured under it."""
 MAX_MCP_TOOLS = 512
 """Maximum number of tools of an MCP server. The model reads the definitions of all of them in every turn."""
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""Maximum size of a tool's output, and of the definitions of a server's tools."""
 
 _MAX_LABEL, _MAX_URL, _MAX_TEXT = 64, 2048, 16_384
 _MAX_NAMES = 1000
@@ -158,7 +160,7 @@ class MCPServer(ServerTool):
         self._tool = tool
         self._context = context
         self._server = _configured(tool, context.config.tools)
-        self._connection = MCPConnection(_target(tool, self._server, context))
+        self._connection = MCPConnection(target_of(tool, self._server, context))
         self._listed: Mapping[str, dict[str, Any]] | None = None
         lists = (item for item in reversed(context.earlier) if item["type"] == "mcp_list_tools")
         self._last_list = next((item for item in lists if item["server_label"] == self.label), None)
@@ -320,11 +322,18 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
         return settings.mcp_servers.get(tool["connector_id"])
     label = tool["server_label"]
     if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
-        return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
+        return sandbox_server(settings)
     return settings.mcp_servers.get(label)
 
 
-def _target(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
+def sandbox_server(settings: ToolSettings) -> ToolServer:
+    """Return the sandbox as a server. It must be configured."""
+    assert settings.sandbox_url is not None
+    return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
+
+
+def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
+    """Return the URL and headers of a tool's server. ``server`` is the operator's, if the tool names one."""
     from .session import MCPTarget
 
     settings = context.config.tools

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,38 +26,35 @@ from mcp_types import Implementation
 
 from ..version import VERSION
 from .guard import SESSION_HEADER, UNREACHABLE, GuardedTransport
-from .mcp import MAX_MCP_TOOLS
+from .mcp import MAX_OUTPUT_BYTES
 
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts a connection at once, however long its tools take
 _DELETE_TIMEOUT = 1.0  # seconds
-_OVERHEAD = 64 * 1024
+_MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES + 64 * 1024  # an answer may contain a result twice, and with escapes
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 """Statuses of a POST for which the older transport is tried (MCP specification, "Backwards compatibility")."""
 
 
+@dataclass(eq=False)
 class MCPFailure(Exception):
     """A session could not be opened, or a request failed.
 
     ``code`` and ``kind`` are those of ``mcp_call.error``: an HTTP status of ``http_error``, or a JSON-RPC code.
     """
 
-    def __init__(
-        self, message: str, code: int = UNREACHABLE, kind: str = "http_error", *, address_refused: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.kind = kind
-        self.address_refused = address_refused
+    message: str
+    code: int = UNREACHABLE
+    kind: str = "http_error"
+    address_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MCPTarget:
-    """An MCP server, the headers sent to it, and the limits of its answers."""
+    """An MCP server, and the headers sent to it."""
 
     label: str
     url: str
@@ -67,16 +64,9 @@ class MCPTarget:
     """Whether the caller, not the operator, is responsible for refused credentials."""
     timeout: float = 60.0
     """Timeout of a request in seconds."""
-    output_bytes: int = 1024 * 1024
-    max_tools: int = MAX_MCP_TOOLS
 
-    @property
-    def answer_bytes(self) -> int:
-        """Maximum size of an answer, which may contain a result twice (as text and structured content), with escapes."""
-        return 8 * self.output_bytes + _OVERHEAD
-
-    def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error", **facts: bool) -> MCPFailure:
-        return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind, **facts)
+    def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error") -> MCPFailure:
+        return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
         """Return the message of ``error`` without the URL and the headers that we sent.
@@ -102,9 +92,9 @@ class MCPSession:
         """``legacy``: use the older SSE transport, not streamable HTTP."""
         self._target = target
         self._legacy = legacy
-        self._transport = GuardedTransport(target.answer_bytes, allow_private=target.allow_private)
+        self._transport = GuardedTransport(_MAX_ANSWER_BYTES, allow_private=target.allow_private)
         self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live())
+        self._task = asyncio.create_task(_quietly(self._live()))
         self._task.add_done_callback(_retrieve)
         self._requests: set[asyncio.Task[Any]] = set()
 
@@ -131,8 +121,7 @@ class MCPSession:
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work``, a call of the client. When cancelled, return at once, while the SDK still notifies the server."""
-        with quiet():
-            task = asyncio.create_task(work)
+        task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
         task.add_done_callback(_retrieve)
@@ -151,10 +140,9 @@ class MCPSession:
     async def _live(self) -> None:
         connect, mode = (_sse, "legacy") if self._legacy else (_streamable, "auto")
         info = Implementation(name="responses-mw", version=VERSION)
-        with quiet():
-            async with Client(connect(self._target, self._transport), mode=mode, cache=None, client_info=info) as client:
-                self._opened.set_result(client.session)
-                await asyncio.get_running_loop().create_future()  # until the task is cancelled
+        async with Client(connect(self._target, self._transport), mode=mode, cache=None, client_info=info) as client:
+            self._opened.set_result(client.session)
+            await asyncio.get_running_loop().create_future()  # until the task is cancelled
 
     def _failure(self, error: BaseException | None) -> MCPFailure:
         while isinstance(error, BaseExceptionGroup):
@@ -168,7 +156,9 @@ class MCPSession:
             reason = reason if status >= 300 else f"it refused the session: {reason}"
         else:
             reason = "it does not speak MCP"
-        return self._target.failure(reason, status, address_refused=self._transport.address_refused)
+        failure = self._target.failure(reason, status)
+        failure.address_refused = self._transport.address_refused
+        return failure
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -210,10 +200,9 @@ def _http(target: MCPTarget, transport: GuardedTransport) -> httpx2.AsyncClient:
 async def _streamable(target: MCPTarget, transport: GuardedTransport) -> AsyncIterator[Any]:
     async with _http(target, transport) as http:
         try:
-            streams = streamable_http_client(
-                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=target.answer_bytes
-            )
-            async with streams as pair:
+            async with streamable_http_client(
+                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=_MAX_ANSWER_BYTES
+            ) as pair:
                 yield pair
         finally:
             if transport.session_id is not None:
@@ -242,14 +231,10 @@ _LOGGERS = (
 )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the SDK's logs in this context and in tasks started in it."""
-    token = _quiet.set(True)
-    try:
-        yield
-    finally:
-        _quiet.reset(token)
+async def _quietly(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` without the SDK's logs. To be run as a task, whose context is its own."""
+    _quiet.set(True)
+    return await work
 
 
 def _is_loggable(_: logging.LogRecord) -> bool:

@@ -21,9 +21,6 @@ _MAX_QUERY = 2_000
 _MAX_TITLE = 300
 _MAX_URL = 2_048
 _MAX_DOMAINS = 100
-_DOMAIN = r"[\w-]+(\.[\w-]+)*"
-_NAME = r"[^\x00-\x1f\x7f]*"
-_COUNTRY = r"[A-Za-z]{2}"
 _FUNCTION = as_function(
     "web_search",
     "Searches the web. Gives numbered results, each with its title, URL and an excerpt. "
@@ -58,13 +55,13 @@ def _domains(value: Any, path: str) -> list[Any]:
     for index, domain in enumerate(checks.array(value, path, max_length=_MAX_DOMAINS)):
         place = f"{path}[{index}]"
         try:
-            plain_host(checks.string(domain, place, max_length=253, pattern=_DOMAIN))
+            plain_host(checks.string(domain, place, max_length=253, pattern=r"[\w-]+(\.[\w-]+)*"))
         except UnicodeError:
             checks.wrong_value(place, domain, {"example.com"})
     return list(value)
 
 
-_name = partial(checks.string, max_length=256, pattern=_NAME)
+_name = partial(checks.string, max_length=256, pattern=r"[^\x00-\x1f\x7f]*")
 _definition = checks.closed_object(
     type=checks.among(*_TYPES),
     external_web_access=checks.boolean,  # false: the tool is not offered
@@ -74,7 +71,7 @@ _definition = checks.closed_object(
     filters=checks.closed_object(allowed_domains=_domains, blocked_domains=_domains),
     user_location=checks.closed_object(
         type=checks.among("approximate"),
-        country=partial(checks.string, pattern=_COUNTRY),
+        country=partial(checks.string, pattern="[A-Za-z]{2}"),
         city=_name,
         region=_name,
         timezone=_name,

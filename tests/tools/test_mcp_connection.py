@@ -38,8 +38,19 @@ APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
 }
 
 
-def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> MCPConnection:
-    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private, **{"timeout": 10, **bounds}))
+def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, timeout: float = 10) -> MCPConnection:
+    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private, timeout=timeout))
+
+
+@pytest.fixture
+def output_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the maximum size of a tool's output."""
+
+    def limit(size: int) -> None:
+        monkeypatch.setattr("responses_mw.tools.connection.MAX_OUTPUT_BYTES", size)
+        monkeypatch.setattr("responses_mw.tools.session._MAX_ANSWER_BYTES", 8 * size + 64 * 1024)
+
+    return limit
 
 
 @pytest.fixture(params=APPS)
@@ -160,20 +171,23 @@ async def test_structured_content_stands_in_for_a_missing_text(plain: str) -> No
     assert result.content == '{"degrees":21}'
 
 
-async def test_long_output_is_cut_with_a_remark(plain: str) -> None:
-    async with aclosing(connection(plain, output_bytes=1001)) as weather:
+async def test_long_output_is_cut_with_a_remark(plain: str, output_bytes: Callable[[int], None]) -> None:
+    output_bytes(1001)
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("long", {"size": 1000})
     assert result.content == "é" * 500 + "\n... (2000 bytes in all)"
 
 
-async def test_an_image_that_is_too_large_is_left_out(plain: str) -> None:
-    async with aclosing(connection(plain, output_bytes=20)) as weather:
+async def test_an_image_that_is_too_large_is_left_out(plain: str, output_bytes: Callable[[int], None]) -> None:
+    output_bytes(20)
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("picture", {})
     assert result.content == "A pixel:\n[image/png, 32 bytes] omitted: it is too large"
 
 
-async def test_an_answer_without_end_is_not_taken(plain: str) -> None:
-    async with aclosing(connection(plain, output_bytes=1024)) as weather:
+async def test_an_answer_without_end_is_not_taken(plain: str, output_bytes: Callable[[int], None]) -> None:
+    output_bytes(1024)
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("long", {"size": 1_000_000})
         assert result.failed
         assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
@@ -319,8 +333,9 @@ async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
             await weather.list_tools()
 
 
-async def test_too_many_tools_are_a_424(plain: str) -> None:
-    async with aclosing(connection(plain, max_tools=3)) as weather:
+async def test_too_many_tools_are_a_424(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("responses_mw.tools.connection.MAX_MCP_TOOLS", 3)
+    async with aclosing(connection(plain)) as weather:
         with pytest.raises(UpstreamError, match="more than 3 tools"):
             await weather.list_tools()
 

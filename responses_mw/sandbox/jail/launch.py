@@ -127,9 +127,11 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
             os.write(1, b"swept\n" if swept else b"processes\n")
             if not swept:
                 return
-        ended = _reap(code)
-        if ended is not None:
-            os.write(1, ended.encode("ascii") + b"\n")
+        _reap_orphans(code)
+        pid, status = os.waitpid(code, os.WNOHANG)
+        if pid:
+            ended = os.waitstatus_to_exitcode(status)
+            os.write(1, b"signal %d\n" % -ended if ended < 0 else b"exit %d\n" % ended)
             return
         if sum(map(_resident, _processes(code, namespaces=namespaces))) > memory_bytes:
             os.write(1, b"memory\n")
@@ -169,16 +171,6 @@ def _sweep(code: int, *, namespaces: bool) -> bool:
         _reap_orphans(code)
     os.kill(code, signal.SIGCONT)
     return not others
-
-
-def _reap(code: int) -> str | None:
-    """Return how the process that runs the code ended, or None while it runs."""
-    _reap_orphans(code)
-    pid, status = os.waitpid(code, os.WNOHANG)
-    if pid == 0:
-        return None
-    ended = os.waitstatus_to_exitcode(status)
-    return f"signal {-ended}" if ended < 0 else f"exit {ended}"
 
 
 def _reap_orphans(code: int) -> None:
