@@ -27,7 +27,7 @@ from ..protocol.response.events import Event
 from ..protocol.types import Document
 from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
-from ..telemetry.context import annotate
+from ..telemetry.context import annotate, current_request
 from ..upstream import Caller, Upstream
 from .access import limits_of
 from .http_responses import EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
@@ -70,11 +70,12 @@ class ResponseRoutes:
         guard = await once(request.headers, self.state, parsed, body, caller, gate)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
-        run = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
+        batches = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
         is_open = self.settings.reasoning_events == "open_responses"
-        batches = run.batches if guard is None else guard.run(run.batches, parsed, open_reasoning=is_open)
+        if guard is not None:
+            batches = guard.run(batches, parsed, open_reasoning=is_open)
         kind = EventStreamResponse if parsed.stream else RunJSONResponse
-        add_headers(request.scope, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
+        add_headers(request.scope, _cache_status)
         return kind(batches, self.settings)
 
     async def _create_in_background(
@@ -195,6 +196,11 @@ class ResponseRoutes:
         if self.state is None or self.jobs is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
         return self.state, self.jobs, caller, response_id
+
+
+def _cache_status() -> dict[str, str]:
+    facts = current_request()
+    return {CACHE_HEADER: facts.cache_status} if facts is not None and facts.cache_status else {}
 
 
 def _listed_names(names: Iterable[str]) -> str:

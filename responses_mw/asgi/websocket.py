@@ -278,7 +278,7 @@ class WebSocketConnection:
             request = await by_size(create.size, self.parse, create.body, create.size)
             if create.generate:
                 policy = policy_of(request.cache, None, self.caching, stored=request.store)
-                run = self.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history).batches
+                run = self.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history)
             else:
                 run = self.runner.create_without_model(request, caller, self.history)
             async with aclosing(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -53,17 +53,6 @@ class RunMode(Enum):
     """For a background job. Errors are recorded in the document. An overload before the first output ends the run at once,
     and the job is retried later. The job commits the response together with its terminal event, which the run does not
     yield."""
-
-
-@dataclass(slots=True)
-class RunEvents:
-    """The events of a foreground run, and its cache status."""
-
-    batches: AsyncGenerator[list[Event], None]
-    """One batch per read of the upstream. The first arrives when the upstream begins to answer or the grace period ends. In
-    mode WHOLE, a batch may be empty."""
-    cache_status: str | None = None
-    """The result of the cache lookup, set when the first batch arrives. None if the cache was not used."""
 
 
 @dataclass(slots=True)

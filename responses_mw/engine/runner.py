@@ -23,14 +23,14 @@ from ..protocol.response.replay import Takeover
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..state import Job
-from ..telemetry.context import begin_run, end_run
+from ..telemetry.context import annotate, begin_run, end_run
 from ..telemetry.tracing import with_trace_context
 from ..threads import by_size
 from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .history import History, RunContext
-from .run import ActiveRun, Drain, Run, RunEvents, RunMode
+from .run import ActiveRun, Drain, Run, RunMode
 from .turns import Compaction, TurnLoop, add_compaction
 
 
@@ -73,21 +73,23 @@ class Runner:
         *,
         policy: Policy | None = None,
         history: History | None = None,
-    ) -> RunEvents:
-        """Make one foreground response. `policy` says how the run uses the cache; `history` replaces the runner's own."""
+    ) -> AsyncGenerator[list[Event], None]:
+        """Make one foreground response. `policy` says how the run uses the cache; `history` replaces the runner's own.
+
+        Yields one batch per read of the upstream. The first arrives when the upstream begins to answer or the grace period
+        ends. In mode WHOLE, a batch may be empty.
+        """
 
         async def begin() -> Run:
             run = await self.prepare(request, caller, history)
             if self._cache is not None and policy is not None and not policy.is_off:
                 await self._look_up(self._cache, run, policy, streamed=mode is RunMode.STREAMED)
-                events.cache_status = run.looked_up.header if run.looked_up is not None else None
             if mode is RunMode.WHOLE:
                 run.assembler.discard_events()
             return run
 
         active = ActiveRun(self.drain)
-        active.events = batches = self._events(begin, mode, active)
-        events = RunEvents(batches)
+        active.events = events = self._events(begin, mode, active)
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
@@ -225,11 +227,12 @@ class Runner:
         )
         if isinstance(key, Uncacheable):
             run.looked_up = key
-            return
-        run.looked_up = found = await cache.lookup(
-            key, policy, self._gate(caller), streamed=streamed, headers=caller.headers, scope=caller.scope
-        )
-        if isinstance(found, Hit):
+        else:
+            run.looked_up = await cache.lookup(
+                key, policy, self._gate(caller), streamed=streamed, headers=caller.headers, scope=caller.scope
+            )
+        annotate(cache_status=run.looked_up.header)
+        if isinstance(run.looked_up, Hit):
             call_ids = context.chain.call_ids
             run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
 

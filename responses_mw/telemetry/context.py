@@ -88,6 +88,8 @@ class RequestContext:
     """The result of a lookup: `exact`, `semantic` or `miss`."""
     cache_reason: str = ""
     """Why the cache has no answer."""
+    cache_status: str = ""
+    """The result of the lookup in full, for the response's header."""
     outcome: str = ""
     """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client disconnected), `refused` (4xx),
     `queued`, `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a

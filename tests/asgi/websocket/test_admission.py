@@ -9,7 +9,7 @@ import anyio
 
 from responses_mw.asgi.websocket import WebSocketConnection
 from responses_mw.asgi.websocket_memory import ConnectionHistory, Memory, Share
-from responses_mw.engine.run import Drain, RunEvents, RunMode
+from responses_mw.engine.run import Drain, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
 from responses_mw.settings import CacheSettings
@@ -34,10 +34,9 @@ class Failing:
         self.asked: list[CreateResponse] = []
         self.drain = Drain()
 
-    def run(self, request: CreateResponse, _caller: Caller, _mode: RunMode, **_options: Any) -> RunEvents:
-        return RunEvents(self._batches(request))
-
-    async def _batches(self, request: CreateResponse) -> AsyncGenerator[list[Event], None]:
+    async def run(
+        self, request: CreateResponse, _caller: Caller, _mode: RunMode, **_options: Any
+    ) -> AsyncGenerator[list[Event], None]:
         self.asked.append(request)
         if self.asked:
             raise APIError("no")
