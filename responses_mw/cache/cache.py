@@ -28,7 +28,7 @@ from ..settings import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard
-from .embeddings import Embedder, Embedding, Embeddings, Headers, Scope
+from .embeddings import MAX_TEXT_LENGTH, Embedding, Embeddings, Headers, Scope
 from .entry import Entry, Key, Text, Uncacheable, key_of, pack, replay, texts_of, unpack
 from .policy import Hit, Miss, Policy
 from .store import Entries, LookupResult, Page, Redis
@@ -49,6 +49,7 @@ STREAM_WAIT = 1.0
 _NEAR = 0.15
 """Maximum distance of the nearest text below the threshold at which a miss reports its similarity."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
+_MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 """Redis is down or slow, or a key holds a value that this server did not write."""
 
@@ -71,7 +72,7 @@ class Cache:
         memory_bytes: int,
     ) -> None:
         self.entries = Entries(redis, settings)
-        self.embedder = Embedder(embeddings)
+        self._embeddings = embeddings
         self._scan: Scan | None = None
         if embeddings is not None:
             from .search import Scan  # needs numpy, an optional dependency
@@ -81,6 +82,8 @@ class Cache:
         self._settings = settings
         self._ending: set[asyncio.Task[Any]] = set()
         """Tasks that release flights, and embeddings that were cancelled."""
+        self._expected: set[int] = set()
+        """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
         self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()
 
     def key(
@@ -118,7 +121,7 @@ class Cache:
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(MAX_WAIT, STREAM_WAIT) if streamed else MAX_WAIT
         try:
-            hit = await self._lookup(miss, wait, partial(self.embedder.start, key.text, headers, scope))
+            hit = await self._lookup(miss, wait, partial(self._embed, key.text, headers, scope))
         except _FAILURES as error:
             logger.debug("cache lookup failed: %s", type(error).__name__)
             hit = None  # the answer is still stored if only the search timed out
@@ -136,13 +139,13 @@ class Cache:
 
     async def _lookup(self, miss: Miss, wait: float, embed: Callable[[], Embedding]) -> Hit | None:
         key, policy = miss.key, miss.policy
-        semantic = self.embedder.compares(key, policy)
-        if semantic and not (policy.read and self.embedder.expects_hit(key)):
+        scan = self._scan if policy.mode == "semantic" and len(key.text) <= MAX_TEXT_LENGTH else None
+        if scan is not None and not (policy.read and hash((key.owner, key.text)) in self._expected):
             miss.vector = embed()
         if not policy.read:
             miss.because("refresh")
-        found = await self._exact(miss, wait, semantic=semantic)
-        self.embedder.expect(key, hit=found.verdict == "hit")
+        found = await self._exact(miss, wait, scan)
+        self._expect(key, hit=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
@@ -150,18 +153,18 @@ class Cache:
             entry = self._unpack(miss, key.exact, found.record)
             if entry is not None:
                 return _hit("exact", 1.0, entry, found.left)
-        if not semantic:
+        if scan is None:
             if policy.mode == "semantic":
                 miss.because("too_long")
             return None
-        return await self._nearest(miss, embed, found.page) if policy.read else None
+        return await self._nearest(miss, scan, embed, found.page) if policy.read else None
 
-    async def _exact(self, miss: Miss, wait: float, *, semantic: bool) -> LookupResult:
+    async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
         """Look up the exact key until no other request is computing the answer, or ``wait`` seconds have passed."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
-            known = self._scan.known(miss.key) if semantic and self._scan is not None else None
+            known = scan.known(miss.key) if scan is not None else None
             async with asyncio.timeout(self._settings.timeout):
                 if miss.policy.write:
                     await self.entries.register(miss.key.owner)
@@ -172,9 +175,8 @@ class Cache:
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _MAX_PAUSE)
 
-    async def _nearest(self, miss: Miss, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
+    async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
         """Return the nearest entry that the guard accepts; None if there is none."""
-        assert self._scan is not None
         miss.vector = embedding = miss.vector or embed()
         if not embedding.done():
             await asyncio.wait({embedding})  # unlike awaiting it, this can be cancelled without waiting for the embedding
@@ -183,11 +185,21 @@ class Cache:
             miss.because("embedding_failed")
             return None
         async with asyncio.timeout(self._settings.timeout):
-            matches = await self._scan.nearest(miss.key, vector, threshold, page=page)
-        if not matches and (nearest := self._scan.similarity(miss.key, vector, threshold - _NEAR)) is not None:
+            matches = await scan.nearest(miss.key, vector, threshold, page=page)
+        if not matches and (nearest := scan.similarity(miss.key, vector, threshold - _NEAR)) is not None:
             miss.because("below_threshold", nearest)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
+
+    def _embed(self, text: str, headers: Headers, scope: Scope) -> Embedding:
+        assert self._embeddings is not None
+        return self._embeddings.start(text, headers, scope)
+
+    def _expect(self, key: Key, *, hit: bool) -> None:
+        """Remember whether the next lookup of ``key`` is likely to be an exact hit, so that it needs no embedding."""
+        if len(self._expected) >= _MAX_EXPECTED:
+            self._expected.clear()
+        (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
 
     def _semantic_hit(self, miss: Miss, match: Match) -> Hit | None:
         entry = self._unpack(miss, match.entry, match.record)
@@ -258,7 +270,7 @@ class Cache:
             )
         if verdict == "kept":
             miss.token = None
-            self.embedder.expect(key, hit=True)
+            self._expect(key, hit=True)
         return verdict == "kept"
 
     async def _renew(self, key: Key, token: str) -> None:

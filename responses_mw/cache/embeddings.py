@@ -21,9 +21,7 @@ from ..network import failure_reason
 from ..settings import CacheSettings
 from ..telemetry.context import WarningLimit
 from ..telemetry.tracing import measured_embedding
-from .entry import Key
 from .guard import RULES, difference, signature
-from .policy import Policy
 
 if TYPE_CHECKING:
     from .search import Vector
@@ -41,7 +39,6 @@ _MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of an answer: about fifty times the size of the largest vectors in use."""
 MAX_TEXT_LENGTH = 1000
 """Maximum length, in characters, of a text for semantic lookup: one vector cannot distinguish longer texts."""
-_MAX_EXPECTED = 10_000
 
 
 class NoEmbedding(Exception):
@@ -75,11 +72,25 @@ class Embeddings:
         space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{settings.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """Vectors are comparable only within one space."""
+        self._warnings = WarningLimit()
+
+    def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
+        """Start the embedding of ``text``, as in ``embed``. A failure is logged."""
+        return asyncio.create_task(self._embed_or_warn(text, headers, scope))
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
         """Return the vector of ``text``. ``headers`` and ``scope`` belong to the caller's request. Raises ``NoEmbedding``."""
         with measured_embedding(self._parameters["model"]):
             return await self._embed(text, headers, scope)
+
+    async def _embed_or_warn(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
+        try:
+            return await self.embed(text, headers, scope)
+        except NoEmbedding as error:
+            # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
+            level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
+            logger.log(level, "no semantic cache: %s", error)
+            return None
 
     async def _embed(self, text: str, headers: Headers, scope: Scope) -> Vector:
         try:
@@ -117,44 +128,6 @@ class Embeddings:
             return self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
         except (ValueError, LookupError, TypeError):
             raise NoEmbedding("the embeddings server sent no embedding") from None
-
-
-class Embedder:
-    """Embeds the texts of lookups. A failure is logged, and gives None."""
-
-    def __init__(self, embeddings: Embeddings | None) -> None:
-        self._embeddings = embeddings
-        self._expected: set[int] = set()
-        """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
-        self._warnings = WarningLimit()
-
-    def compares(self, key: Key, policy: Policy) -> bool:
-        """Return whether to search for texts similar to that of ``key``."""
-        return policy.mode == "semantic" and self._embeddings is not None and len(key.text) <= MAX_TEXT_LENGTH
-
-    def expects_hit(self, key: Key) -> bool:
-        """Return whether the next lookup of ``key`` is likely to be an exact hit, so that no embedding is needed."""
-        return hash((key.owner, key.text)) in self._expected
-
-    def expect(self, key: Key, *, hit: bool) -> None:
-        """Remember whether the next lookup of ``key`` is likely to be an exact hit."""
-        if len(self._expected) >= _MAX_EXPECTED:
-            self._expected.clear()
-        (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
-
-    def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        """Start the embedding of ``text``."""
-        return asyncio.create_task(self._vector(text, headers, scope))
-
-    async def _vector(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
-        assert self._embeddings is not None
-        try:
-            return await self._embeddings.embed(text, headers, scope)
-        except NoEmbedding as error:
-            # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
-            level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
-            logger.log(level, "no semantic cache: %s", error)
-            return None
 
 
 async def explain(

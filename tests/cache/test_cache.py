@@ -120,7 +120,7 @@ async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
     embedding_server: EmbeddingServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("responses_mw.cache.embeddings.MAX_TEXT_LENGTH", 10)
+    monkeypatch.setattr("responses_mw.cache.cache.MAX_TEXT_LENGTH", 10)
     cache = open_cache()
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert embedding_server.requests == []
