@@ -218,6 +218,17 @@ def test_an_index_that_names_no_part_does_no_harm(kind: str, index: Any) -> None
     assert (response["status"], response["output_text"]) == ("completed", "Hello")
 
 
+def test_a_message_without_content_does_no_harm() -> None:
+    response = ended([completed({**message(text="Hello"), "content": None})])
+    assert (response["status"], response["output"][0]["content"], response["output_text"]) == ("completed", None, "")
+
+
+def test_a_part_that_begins_after_the_end_of_its_item_does_no_harm() -> None:
+    over = {**message(text="Hello"), "content": []}
+    response = ended([CREATED, added(message()), done(over), NEW_PART, delta("Hello"), done(over), completed()])
+    assert (response["status"], response["output"][0]["content"]) == ("completed", [])
+
+
 def test_ids_that_refer_to_an_item_follow_it_and_call_ids_stay() -> None:
     asked = {"id": "mcpr_theirs", "type": "mcp_approval_request", "name": "f", "server_label": "s", "arguments": "{}"}
     call = {"id": "mcp_theirs", "type": "mcp_call", "approval_request_id": "mcpr_theirs", "call_id": "mcpr_theirs"}

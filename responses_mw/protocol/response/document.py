@@ -77,7 +77,7 @@ def output_text(document: Document) -> str:
         part["text"]
         for item in document["output"]
         if item["type"] == "message"
-        for part in item["content"]
+        for part in item.get("content") or ()
         if part["type"] == "output_text"
     )
 

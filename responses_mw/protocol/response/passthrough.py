@@ -216,7 +216,8 @@ class ResponsesPassthrough(ResponseBuilder):
         for stem, index in list(left):
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
-            self._emit({"type": f"{stem}.done", **where, **ending(item, target, index)})
+            if not target.holder or index < len(item.get(target.holder) or ()):  # the part may have come after its item's end
+                self._emit({"type": f"{stem}.done", **where, **ending(item, target, index)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
