@@ -369,21 +369,18 @@ def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
 
     Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
     """
-    waiting: defaultdict[str, deque[int]] = defaultdict(deque)
-    keys = list(map(_link, items))
-    for position, (key, is_answer) in enumerate(keys):
-        if key and not is_answer:
-            waiting[key].append(position)
-    for position, (key, is_answer) in enumerate(keys):
-        if is_answer and waiting[key]:
+    waiting: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+    answers: list[tuple[int, tuple[str, str]]] = []
+    for position, item in enumerate(items):
+        role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
+        if role == "call":
+            waiting["call", item["call_id"]].append(position)
+        elif role == "output":
+            answers.append((position, ("call", item["call_id"])))
+        elif role == "approval_request":
+            waiting["approval", item["id"]].append(position)
+        elif item["type"] == "mcp_approval_response":
+            answers.append((position, ("approval", item["approval_request_id"])))
+    for position, key in answers:
+        if waiting[key]:
             yield waiting[key].popleft(), position
-
-
-def _link(item: Item) -> tuple[str, bool]:
-    """The key that links the item to another (empty for none), and whether the item is the answer."""
-    if item["type"] == "mcp_approval_response":
-        return f"approval {item['approval_request_id']}", True
-    role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
-    if role == "approval_request":
-        return f"approval {item['id']}", False
-    return (f"call {item['call_id']}", role == "output") if role in ("call", "output") else ("", False)

@@ -155,6 +155,12 @@ def unsupported(path: str, why: str) -> NoReturn:
     raise NotSupported(f"'{path}' is not supported: {why}", param=path)
 
 
+def _too_long(path: str, kind: str, length: int, maximum: int) -> NoReturn:
+    name = kind.split()[1]
+    expected = f"Expected {kind} with maximum length {maximum}, but got {kind} with length {length} instead."
+    invalid(path, f"{name} too long. {expected}", f"{name}_above_max_length")
+
+
 def foreign_envelope(path: str, param: str) -> NoReturn:
     message = f"The encrypted content '{path}' could not be verified: it was not made by this server, or its key was removed."
     raise BadRequest(message, param=param, code="invalid_encrypted_content")
@@ -176,7 +182,8 @@ def as_it_is(value: Any, _path: str) -> Any:
 def string(value: Any, path: str, *, max_length: int | None = None, pattern: str | None = None) -> str:
     if not isinstance(value, str):
         wrong_type(path, "a string", value)
-    _not_longer(value, path, "a string", max_length)
+    if max_length is not None and len(value) > max_length:
+        _too_long(path, "a string", len(value), max_length)
     if pattern is not None and not re.fullmatch(pattern, value):
         invalid(path, f"string does not match pattern. Expected a string that matches the pattern '{pattern}'.")
     return value
@@ -185,15 +192,9 @@ def string(value: Any, path: str, *, max_length: int | None = None, pattern: str
 def array(value: Any, path: str, *, max_length: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         wrong_type(path, "an array", value)
-    _not_longer(value, path, "an array", max_length)
+    if max_length is not None and len(value) > max_length:
+        _too_long(path, "an array", len(value), max_length)
     return value
-
-
-def _not_longer(value: str | list[Any], path: str, kind: str, maximum: int | None) -> None:
-    if maximum is not None and len(value) > maximum:
-        name = kind.split()[1]
-        expected = f"Expected {kind} with maximum length {maximum}, but got {kind} with length {len(value)} instead."
-        invalid(path, f"{name} too long. {expected}", f"{name}_above_max_length")
 
 
 def string_or_array(value: Any, path: str) -> str | list[Any]:
@@ -240,7 +241,9 @@ def json_object(value: Any, path: str) -> dict[str, Any]:
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
     """Copy an object without its nulls: null means absent everywhere."""
-    return {name: member for name, member in json_object(value, path).items() if member is not None}
+    if not isinstance(value, dict):
+        wrong_type(path, "an object", value)
+    return {name: member for name, member in value.items() if member is not None}
 
 
 def one_of(value: Any, path: str, supported: Collection[str]) -> str:

@@ -71,11 +71,15 @@ def item(value: Any, path: str) -> Item:
 
 def _message(value: Item, path: str) -> Item:
     is_assistant = checks.required(value, "role", path, _role) == "assistant"
-    content = checks.required(value, "content", path, checks.string_or_array)
+    content = value.get("content")
     if isinstance(content, str):
         made = _assistant_message(content) if is_assistant else user_message(content)
         return {**value, "content": made["content"]}
-    return {**value, "content": (ASSISTANT_PARTS if is_assistant else INPUT_PARTS)(content, f"{path}.content")}
+    where = f"{path}.content"
+    if content is None:
+        checks.missing(where)
+    checks.string_or_array(content, where)
+    return {**value, "content": (ASSISTANT_PARTS if is_assistant else INPUT_PARTS)(content, where)}
 
 
 def _compaction(value: Item, path: str) -> Item:

@@ -281,10 +281,10 @@ def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]
     """Index the names of the functions by the choices that select them."""
     index: defaultdict[_Key, list[str]] = defaultdict(list)
     for one in functions:
-        kind = _KIND_OF_ITEM[one.form.item]
-        key = kind.types[0], *(one.form.members.get(name) for name in kind.chosen_by)
+        kind, members, function = _KIND_OF_ITEM[one.form.item], one.form.members, one.name
+        key = kind.types[0], *(members.get(name) for name in kind.chosen_by)
         for length in range(min(2, len(key)), len(key) + 1):
-            index[key[:length]].append(one.name)
-        if "namespace" in one.form.members:
-            index["namespace", one.form.members["namespace"]].append(one.name)
+            index[key[:length]].append(function)
+        if "namespace" in members:
+            index["namespace", members["namespace"]].append(function)
     return index
