@@ -168,7 +168,7 @@ class Client:
         ``operation``, ``script`` and ``size`` (the number of commands) describe the span. ``key`` determines the node in a
         cluster.
         """
-        if self._probes and (probe := self._probes.get(self._node(key))):
+        if self._probes and (probe := self._probes.get(self.node_of(key))):
             await probe.check()
         before, began = _cancellations(), time.perf_counter()
         try:
@@ -206,7 +206,7 @@ class Client:
 
     def _probe(self, key: Value) -> None:
         """Start to probe the node of the key, which did not answer in time."""
-        node = self._node(key)
+        node = self.node_of(key)
         if node and node not in self._probes:
             probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
             probe.task.add_done_callback(lambda _: self._probes.pop(node))
@@ -229,17 +229,13 @@ class Client:
         options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
         return options.get("path", options.get("host")), options.get("port"), options.get("db")
 
-    def _node(self, key: Value) -> str:
-        """Return the name of the node that has the key; empty if it is unknown."""
-        return "server"
-
     async def _ask(self, node: str, key: Value) -> None:
         """Send a probe to a node. ``key`` belonged to it when a round trip timed out."""
         await self.redis.execute_command("PING")
 
-    def node_of(self, channel: bytes) -> str:
-        """Return the name of the node that serves a channel; empty if it is unknown, or if this is not a cluster."""
-        return ""
+    def node_of(self, key: Value) -> str:
+        """Return the name of the node that has the key or channel; empty if it is unknown."""
+        return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
         """Update the nodes that ``node_of`` returns for the channels."""

@@ -165,11 +165,8 @@ class ClusterClient(Client):
             await self.redis.nodes_manager.aclose(nodes)
 
     def _address(self, key: Value) -> tuple[str | None, int | None, int | None]:
-        host, _, port = self._node(key).rpartition(":")
+        host, _, port = self.node_of(key).rpartition(":")
         return host or None, int(port) if port else None, None
-
-    def _node(self, key: Value) -> str:
-        return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""
 
     async def _ask(self, node: str, key: Value) -> None:
         # Ask the node itself: the client may be looking up the nodes at another one, which hangs.
@@ -182,9 +179,11 @@ class ClusterClient(Client):
         # Another node may serve the key by now. The client finds that out by sending a command.
         await self.redis.execute_command("EXISTS", key)
 
-    def node_of(self, channel: bytes) -> str:
+    def node_of(self, key: Value) -> str:
+        if not key:
+            return ""
         try:
-            node = self.redis.get_node_from_key(channel)  # type: ignore[arg-type]
+            node = self.redis.get_node_from_key(key)  # type: ignore[arg-type]
         except exceptions.RedisClusterException:  # the slots are not known yet, or no node serves this one
             return ""
         return node.name if node is not None else ""

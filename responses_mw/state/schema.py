@@ -34,7 +34,6 @@ from .values import Item, Turn
 
 VERSION = 1
 """The version of records that this release writes. Changes are additive; a higher version is refused."""
-KEY_CHECK = "rmw:{keys}:check"
 COMPRESS_FROM = 4096
 """Minimum bytes of a value that is compressed, and maximum bytes of a batch of events that is compressed by itself."""
 

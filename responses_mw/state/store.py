@@ -20,7 +20,6 @@ from .errors import StateUnavailable
 from .jobs import Jobs, Queue
 from .pubsub import PubSub
 from .responses import Responses
-from .schema import KEY_CHECK
 from .usage import Ledger, Usage
 from .values import StateOptions
 from .writes import Writer
@@ -122,7 +121,7 @@ class State:
         If they agree, the first value is stored. Stored values expire if they are not checked for the lifetime of a response.
         Raises StateUnavailable.
         """
-        agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self.options.ttl_seconds * 1000, *values])
+        agree: int = await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values])
         return agree == 1
 
     async def aclose(self) -> None:
