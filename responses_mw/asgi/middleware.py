@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..upstream import Upstream
 from .http_responses import ErrorResponse
 from .telemetry import TelemetryMiddleware
 
-_OURS = ("/v1/responses", "/v1/conversations")
+_OURS = re.compile(r"/v1/(responses|conversations)(/|\Z)")
 _END_TIMEOUT = 5.0
 """Maximum seconds for storing failed responses when the lifespan ends."""
 
@@ -93,7 +94,7 @@ class Dispatcher:
         if not path.startswith(self._server.base_path):
             return None
         path = path[len(self._server.base_path) :]
-        return path.rstrip("/") if any(path == ours or path.startswith(ours + "/") for ours in _OURS) else None
+        return path.rstrip("/") if _OURS.match(path) else None
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
