@@ -39,11 +39,11 @@ _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run failed or a request was refused."""
+    """Why a run failed or a request was refused; without a code, neither happened."""
 
-    code: str
+    code: str = ""
     """The error's code, or else its type, as the client sees it."""
-    kind: str
+    kind: str = ""
     """`error.type` in spans and metrics: the upstream's status, or else the class of the error."""
     upstream_status: int | None = None
     message: str = ""
@@ -56,7 +56,7 @@ class Failure:
         return cls(code or error.code or error.type, kind_of_error(error), error.upstream_status, error.message)
 
 
-_NO_FAILURE = Failure("", "")
+_NO_FAILURE = Failure()
 
 
 def kind_of_error(error: Exception) -> str:
@@ -94,7 +94,7 @@ class RequestContext:
     """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client disconnected), `refused` (4xx),
     `queued`, `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a
     job). A job can also be `requeued` or `lost` (cancelled, or taken by another worker)."""
-    failure: Failure | None = None
+    failure: Failure = _NO_FAILURE
     turns: int | None = None
     continuations: int = 0
     """How often the run was continued after its upstream or its worker was lost."""
@@ -124,7 +124,7 @@ class RequestContext:
         """Return `error.type` of an answer with this HTTP status; empty if the server did not fail."""
         if status >= 500:
             return str(status)
-        return self.failure.kind if self.failure is not None and self.outcome in _FAULTS and status < 400 else ""
+        return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
 
     def span_attributes(self) -> dict[str, str | bool]:
         """Return the known facts about the response, named by OpenTelemetry's conventions."""
@@ -142,12 +142,11 @@ class RequestContext:
     def facts(self) -> dict[str, Any]:
         """Return the known facts for logs, without any content of the request."""
         details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
-        failure = self.failure or _NO_FAILURE
         facts: dict[str, Any] = {
             "outcome": self.outcome,
-            "error_code": failure.code[:_MAX_TEXT],
-            "error_type": failure.kind,
-            "upstream_status": failure.upstream_status,
+            "error_code": self.failure.code[:_MAX_TEXT],
+            "error_type": self.failure.kind,
+            "upstream_status": self.failure.upstream_status,
             "model": self.model[:_MAX_TEXT],
             "stream": self.streams,
             "turns": self.turns,
@@ -290,13 +289,12 @@ def report_failure(request: RequestContext, **more: Any) -> None:
 
     The text of the error, which may quote the request, is logged only at `debug`, and never if the response is not stored.
     """
-    failure = request.failure
-    if request.outcome != "failed" or failure is None:
+    if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
     log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
-    if request.stores and failure.message:
-        logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, failure.message)
+    if request.stores and request.failure.message:
+        logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, request.failure.message)
 
 
 def report_continuation(
@@ -320,8 +318,8 @@ def report_continuation(
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
     """Log the end of a job that was recorded by a process other than its worker."""
-    request = RequestContext(owner=owner, response_id=response_id, outcome=outcome)
-    request.failure = Failure(code, kind or code) if code else None
+    failure = Failure(code, kind or code) if code else _NO_FAILURE
+    request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
     report_failure(request)
     count_response(request, "background")
