@@ -41,10 +41,6 @@ class SandboxError(Exception):
     """An error whose message is shown to the caller."""
 
 
-class _BadReply(Exception):
-    """A reply that is malformed or does not match the request."""
-
-
 class _Reply(BaseModel):
     """The reply to a cell, as ``jail.launch`` writes it."""
 
@@ -271,8 +267,8 @@ class Container:
                     await self._sweep()
             except TimeoutError:
                 ended = f"the call took longer than {self._settings.call_timeout:g} seconds"
-            except _BadReply as error:
-                ended = f"its reply was invalid ({error})"
+            except SandboxError as error:
+                ended = str(error)
             except (EOFError, ConnectionError):
                 ended = await self._cause()
             except BaseException:
@@ -291,13 +287,13 @@ class Container:
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
         if size > _MAX_ESCAPE * 2 * self._settings.output_bytes + _FRAME_OVERHEAD:
-            raise _BadReply("too long")
+            raise SandboxError("its reply was invalid (too long)")
         try:
             reply = _Reply.model_validate_json(await self._reader.readexactly(size))
         except ValidationError:
-            raise _BadReply("malformed") from None
+            raise SandboxError("its reply was invalid (malformed)") from None
         if reply.nonce != nonce:
-            raise _BadReply("wrong nonce")
+            raise SandboxError("its reply was invalid (wrong nonce)")
         return reply
 
     async def _sweep(self) -> None:

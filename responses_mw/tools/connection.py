@@ -17,7 +17,6 @@ from mcp_types import (
     HEADER_MISMATCH,
     PARSE_ERROR,
     AudioContent,
-    BlobResourceContents,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
@@ -224,10 +223,7 @@ def _part(block: ContentBlock) -> Part:
             return _text(f"[audio of type {kind[:64]}, {_decoded_size(data)} bytes: it cannot be played to you]")
         case ResourceLink(uri=uri, name=name, description=description):
             return _text(f"[resource {name}: {uri}]" + (f" {description}" if description else ""))
-    return _resource(block.resource)
-
-
-def _resource(resource: TextResourceContents | BlobResourceContents) -> Part:
+    resource = block.resource
     if isinstance(resource, TextResourceContents):
         return _text(f"[resource {resource.uri}]\n{resource.text}")
     kind = resource.mime_type or "unknown"

@@ -72,16 +72,16 @@ class Query:
             host = plain_host(urlsplit(url).hostname or "")
         except ValueError:
             return False
-        return (not self.allowed or _is_within(host, self.allowed)) and not _is_within(host, self.blocked)
+
+        def is_within(domains: tuple[str, ...]) -> bool:
+            return f".{host}".endswith(tuple(f".{domain}" for domain in domains))
+
+        return (not self.allowed or is_within(self.allowed)) and not is_within(self.blocked)
 
 
 def plain_host(name: str) -> str:
     """Return a domain in the form used in URLs: ASCII, lower case. Raises ``ValueError`` for an invalid domain."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
-
-
-def _is_within(host: str, domains: tuple[str, ...]) -> bool:
-    return any(host == domain or host.endswith(f".{domain}") for domain in domains)
 
 
 class SearchProvider:

@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn, TypedDict
 
 from . import isolation, seccomp
@@ -235,12 +235,18 @@ class _Notebook:
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
-            return self._evaluate(*_compiled(code, name)), None
+            return self._evaluate(code, name), None
         except BaseException as error:  # noqa: BLE001 (including SystemExit and KeyboardInterrupt: the notebook continues)
             return None, self._explained(error)
 
-    def _evaluate(self, statements: CodeType, expression: CodeType | None) -> str | None:
-        exec(statements, self._module.__dict__)  # noqa: S102 (its purpose)
+    def _evaluate(self, code: str, name: str) -> str | None:
+        tree = ast.parse(code, name)
+        last = tree.body[-1] if tree.body else None
+        expression = None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+            expression = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+        exec(compile(tree, name, "exec", dont_inherit=True), self._module.__dict__)  # noqa: S102 (its purpose)
         if expression is None:
             return None
         value = eval(expression, self._module.__dict__)  # noqa: S307
@@ -255,16 +261,6 @@ class _Notebook:
             text = f"{type(error).__name__} (it cannot be shown)\n"
         text = text.replace(os.path.dirname(os.__file__), "<python>")  # noqa: PTH120 (hide the machine's paths)
         return text if len(text) <= self._output_bytes else "...\n" + text[-self._output_bytes :]
-
-
-def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
-    tree = ast.parse(code, name)
-    if not (tree.body and isinstance(tree.body[-1], ast.Expr)):
-        return compile(tree, name, "exec", dont_inherit=True), None
-    last = tree.body.pop()
-    assert isinstance(last, ast.Expr)
-    expression = ast.Expression(last.value)
-    return compile(tree, name, "exec", dont_inherit=True), compile(expression, name, "eval", dont_inherit=True)
 
 
 def _from_cell(trace: TracebackType | None) -> TracebackType | None:
