@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -54,15 +55,15 @@ async def once(
     return OnceOnly(Reservation(state.client, caller.owner, keys[0], canonical), state, caller.owner, gate)
 
 
+@dataclass(eq=False)
 class OnceOnly:
     """Keeps a request with a key from running twice."""
 
-    def __init__(self, reservation: Reservation, state: State, owner: str, gate: Gate) -> None:
-        self._reservation = reservation
-        self._state = state
-        self._owner = owner
-        self._gate = gate
-        self._may_exist = False
+    reservation: Reservation
+    state: State
+    owner: str
+    gate: Gate
+    _may_exist: bool = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
         """Return the key's response. If there is none, reserve the key and return None: the caller must make the response.
@@ -70,10 +71,10 @@ class OnceOnly:
         If another request is making the response, wait for it, or raise `Conflict` if `wait` is false. Raises `BadRequest` if
         the key belongs to another body, `Missing` if its response has been deleted, and the gate's errors.
         """
-        await self._gate()
+        await self.gate()
         pause = _MIN_PAUSE
         while True:
-            verdict, response_id = await self._reservation.reserve()
+            verdict, response_id = await self.reservation.reserve()
             if verdict == "reserved":
                 return None
             if verdict == "different":
@@ -81,7 +82,7 @@ class OnceOnly:
                 raise BadRequest(message, param=HEADER, code="idempotency_key_reused")
             if response_id is not None:
                 try:
-                    return await self._state.responses.get(response_id, self._owner)
+                    return await self.state.responses.get(response_id, self.owner)
                 except Missing:
                     if verdict == "done":
                         raise
@@ -129,7 +130,7 @@ class OnceOnly:
     async def name(self, response_id: str) -> None:
         """Record the id of a background response that is about to be created. Raises `Conflict` if the key's lease has expired
         and another request has the key."""
-        if not await self._reservation.name(response_id):
+        if not await self.reservation.name(response_id):
             message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
         self._may_exist = True
@@ -138,14 +139,14 @@ class OnceOnly:
         """Record that the key's response is complete, so that repeats get it."""
         self._may_exist = True
         try:
-            await self._reservation.complete(response_id)
+            await self.reservation.complete(response_id)
         except StateUnavailable as error:
             logger.warning("could not save response %s for its idempotency key: %s", response_id, error.message)
 
     async def _release(self) -> None:
         with anyio.CancelScope(shield=True):
             try:
-                await self._reservation.release()
+                await self.reservation.release()
             except StateUnavailable as error:
                 logger.debug("could not release an idempotency key; it expires with its lease: %s", error.message)
 
@@ -153,6 +154,6 @@ class OnceOnly:
         while True:
             await asyncio.sleep(RENEWAL_INTERVAL)
             try:
-                await self._reservation.renew()
+                await self.reservation.renew()
             except StateUnavailable as error:
                 logger.debug("could not renew the lease of an idempotency key: %s", error.message)

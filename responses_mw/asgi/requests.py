@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive
@@ -40,28 +40,22 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
+@dataclass
 class Inbound:
     """Limits the total size of the messages that are being received (bodies, WebSocket frames) to `maximum` bytes."""
 
-    def __init__(self, maximum: int) -> None:
-        self.maximum = maximum
-        self.size = 0
+    maximum: int
+    size: int = 0
 
 
 class Receiving:
-    """A context manager that counts the bytes of one message against the limit until it exits."""
+    """Counts the bytes of one message against the limit until it is cleared."""
 
     __slots__ = ("_inbound", "_size")
 
     def __init__(self, inbound: Inbound) -> None:
         self._inbound = inbound
         self._size = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.clear()
 
     def add(self, size: int) -> None:
         """Count another `size` bytes of the message. Raises `Unavailable` beyond the maximum."""
@@ -126,9 +120,12 @@ class Reader:
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Return what `parse` returns for the decoded body and its size in bytes. Raises `APIError`."""
-        with Receiving(self._inbound) as receiving:
+        receiving = Receiving(self._inbound)
+        try:
             data = await self._body(request, receiving)
             return await by_size(len(data), lambda: parse(decode(data, REQUEST_LIMITS), len(data)))
+        finally:
+            receiving.clear()
 
     async def _body(self, request: Request, receiving: Receiving) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")

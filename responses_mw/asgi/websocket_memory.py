@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -26,14 +26,12 @@ ITEM_OVERHEAD, _POINTER = 512, 8
 """Estimated bytes of memory that an item takes in addition to its JSON, and that a list takes for each item."""
 
 
+@dataclass(eq=False, slots=True)
 class Block:
     """The memory of the items that one response adds to a history. All histories with these items share the block."""
 
-    __slots__ = ("holders", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.holders = 0
+    size: int
+    holders: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,15 @@ class UnstoredChain(Chain):
         return _POINTER * (len(self.items) + len(self.blocks))
 
 
+@dataclass(eq=False)
 class Memory:
     """The memory of all connections of this process."""
 
-    def __init__(self, *, owner_bytes: int, total_bytes: int) -> None:
-        self.owner_bytes = owner_bytes
-        self.total_bytes = total_bytes
-        self.size = 0
-        self.shares: dict[str, Share] = {}
-        """The shares of owners that have open connections."""
+    owner_bytes: int
+    total_bytes: int
+    size: int = 0
+    shares: dict[str, Share] = field(default_factory=dict)
+    """The shares of owners that have open connections."""
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:

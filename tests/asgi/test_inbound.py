@@ -111,9 +111,11 @@ def opened(ours: Ours) -> Any:
 def test_nothing_is_left_of_what_was_received_or_refused() -> None:
     inbound = Inbound(2 * UNCOUNTED)
     for _ in range(3):
-        with Receiving(inbound) as first, Receiving(inbound) as second, Receiving(inbound) as small:
-            first.add(3 * UNCOUNTED)
-            with pytest.raises(Unavailable):
-                second.add(2 * UNCOUNTED)
-            small.add(UNCOUNTED)
+        first, second, small = (Receiving(inbound) for _ in range(3))
+        first.add(3 * UNCOUNTED)
+        with pytest.raises(Unavailable):
+            second.add(2 * UNCOUNTED)
+        small.add(UNCOUNTED)
+        for each in (first, second, small):
+            each.clear()
         assert inbound.size == 0
