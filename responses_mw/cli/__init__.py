@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import cleandoc
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsError
 
+from ..settings import did_you_mean
 from ..version import VERSION
 from .commands import COMMANDS
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name.startswith("-"):
         sys.exit(f"responses-mw: the command comes before its flags, such as responses-mw serve {name}{_SEE_HELP}")
     else:
-        sys.exit(f"responses-mw: unknown command '{name}'{_did_you_mean(name, COMMANDS)}{_SEE_HELP}")
+        sys.exit(f"responses-mw: unknown command '{name}'{did_you_mean(name, COMMANDS)}{_SEE_HELP}")
 
 
 _SEE_HELP = "\nRun responses-mw help for the commands."
@@ -90,11 +90,6 @@ def _explained(error: ValidationError | SettingsError) -> str:
         return str(error)
     faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
     return "; ".join(f"{where}: {what}" if where else what for where, what in faults)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(name, known, n=1)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 class _Parser(ArgumentParser):
@@ -145,4 +140,4 @@ class _Parser(ArgumentParser):
     def _unknown(self, flag: str) -> str:
         if flag in self._unused:
             return f"{flag}: this command does not use that setting"
-        return f"unknown flag {flag}{_did_you_mean(flag, self._known)}"
+        return f"unknown flag {flag}{did_you_mean(flag, self._known)}"

@@ -56,6 +56,7 @@ __all__ = [
     "ToolServer",
     "ToolSettings",
     "UpstreamSettings",
+    "did_you_mean",
     "groups",
     "origins",
     "unknown_variables",
@@ -192,7 +193,9 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
     Variables with a prefix in ``ignored`` and variables that Kubernetes sets for Services are omitted.
     """
     names = sorted(set(known))
-    return [f"{name}{_nearest(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
+    return [
+        f"{name}{did_you_mean(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)
+    ]
 
 
 def origins(settings: Settings) -> dict[str, str]:
@@ -240,12 +243,14 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
         if key in kinds:
             if not isinstance(value, dict):
                 raise SettingsError(f"config: {key} must be a table: [{key}]")
-            yield from (f"{path}{_nearest(path, known)}" for path in (f"{key}.{name}" for name in value) if path not in known)
+            yield from (
+                f"{path}{did_you_mean(path, known)}" for path in (f"{key}.{name}" for name in value) if path not in known
+            )
         elif key not in COMMAND_SETTINGS:
-            yield f"{key}{_nearest(key, [*known, *kinds, *COMMAND_SETTINGS])}"
+            yield f"{key}{did_you_mean(key, [*known, *kinds, *COMMAND_SETTINGS])}"
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name that is most similar to ``name``, or "" if none is similar.
 
     A known name that only adds a group or an ending to ``name`` is preferred to one that is spelled differently.
