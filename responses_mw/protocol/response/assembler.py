@@ -80,8 +80,7 @@ class Assembler(ItemBuilder):
     def conclude(self, completed_at: int) -> None:
         """Complete the document after the last turn: completed, or incomplete if that turn was cut off."""
         super().conclude(completed_at)
-        reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
-        if reason:
+        if reason := INCOMPLETE_REASONS.get(self.finish_reason or ""):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
 
     def fail(self, code: str, message: str) -> None:
@@ -185,12 +184,11 @@ class Assembler(ItemBuilder):
 
     @property
     def phase(self) -> Phase:
-        current = self._open
         if self._turn_is_over:
             return Phase.NOTHING
-        is_served = isinstance(current, OpenCall) and current.form.served and not current.is_finished
-        served = current.item if current is not None and is_served else None
-        return phase_of(self.response["output"][self.turn_begins_at :], served)
+        current = self._open
+        is_waiting = isinstance(current, OpenCall) and current.form.served and not current.is_finished
+        return phase_of(self.response["output"][self.turn_begins_at :], self.awaited if is_waiting else None)
 
     def break_off(self) -> list[Event]:
         if self._turn_is_over:
@@ -245,7 +243,6 @@ class Assembler(ItemBuilder):
             self._text(OUTPUT_TEXT, text, logprobs)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add the result of the next call in ``asked``; ``members`` are the parts of it that its item shows."""
         assert isinstance(self._open, OpenCall), "results come after end_turn, one for each call"
         self._open.settle(members, failed=failed)
         self._end_item("failed" if failed else "completed")
@@ -306,14 +303,12 @@ class Assembler(ItemBuilder):
     def _content(self, content: Any, logprobs: Any) -> None:
         if isinstance(content, list):  # Mistral's own API
             content = text_of_parts(content)
-            if not content:
-                return
-        if not self._splitter:
-            self._text(OUTPUT_TEXT, content, logprobs)
-            return
         if not isinstance(content, str):
             malformed("delta")
-        self._split(self._splitter.feed(content, logprobs))
+        if self._splitter and content:
+            self._split(self._splitter.feed(content, logprobs))
+        elif content:
+            self._text(OUTPUT_TEXT, content, logprobs)
 
     def _split(self, pieces: Iterable[tuple[bool, str, Any]]) -> None:
         for thinking, piece, logprobs in pieces:
@@ -337,10 +332,9 @@ class Assembler(ItemBuilder):
         if text.isspace():
             self._held.append((kind, text, logprobs))
             return
-        held, self._held = self._held, []
-        for _, before, before_logprobs in held:
-            self._show(kind, before, before_logprobs)
-        self._show(kind, text, logprobs)
+        held, self._held = [*self._held, (kind, text, logprobs)], []
+        for shown in held:
+            self._show(*shown)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

@@ -100,8 +100,8 @@ class Emitter:
 
     __slots__ = ("_events", "next_number")
 
-    def __init__(self, next_number: int = 0) -> None:
-        self.next_number = next_number
+    def __init__(self) -> None:
+        self.next_number = 0
         self._events: list[Event] = []
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
