@@ -193,9 +193,8 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
     Variables with a prefix in ``ignored`` and variables that Kubernetes sets for Services are omitted.
     """
     names = sorted(set(known))
-    return [
-        f"{name}{did_you_mean(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)
-    ]
+    unknown = [name for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
+    return [f"{name}{did_you_mean(name, names)}" for name in unknown]
 
 
 def origins(settings: Settings) -> dict[str, str]:
@@ -238,16 +237,12 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Iterator[str]:
-    known = [f"{group}.{name}" for group, kind in kinds.items() for name in kind.model_fields]
+    known = [*(f"{group}.{name}" for group, kind in kinds.items() for name in kind.model_fields), *COMMAND_SETTINGS]
     for key, value in content.items():
-        if key in kinds:
-            if not isinstance(value, dict):
-                raise SettingsError(f"config: {key} must be a table: [{key}]")
-            yield from (
-                f"{path}{did_you_mean(path, known)}" for path in (f"{key}.{name}" for name in value) if path not in known
-            )
-        elif key not in COMMAND_SETTINGS:
-            yield f"{key}{did_you_mean(key, [*known, *kinds, *COMMAND_SETTINGS])}"
+        if key in kinds and not isinstance(value, dict):
+            raise SettingsError(f"config: {key} must be a table: [{key}]")
+        paths = [f"{key}.{name}" for name in value] if key in kinds else [key]
+        yield from (f"{path}{did_you_mean(path, [*known, *kinds])}" for path in paths if path not in known)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
