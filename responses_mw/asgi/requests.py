@@ -156,9 +156,9 @@ async def next_message(receive: Receive) -> Message:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the page of a list that the query selects: its items' `order`, `limit`, and the id `after` which it starts.
+    """Return the `order`, `limit` and cursor `after` of the page that the query selects, by default the newest 20 items.
 
-    The default are the newest 20 items. Raises `BadRequest`.
+    Raises `BadRequest`.
     """
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})

@@ -206,15 +206,6 @@ class OwnerUsage:
     """Input tokens that the upstream had cached. They are included in `input_tokens`."""
     output_tokens: int = 0
 
-    def count(self, usage: Mapping[str, Any]) -> None:
-        """Add one response with this `usage`."""
-        self.responses += 1
-        if usage.get("cache"):
-            return  # its tokens were counted when the answer was made
-        self.input_tokens += usage.get("input_tokens", 0)
-        self.output_tokens += usage.get("output_tokens", 0)
-        self.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
-
     def values(self) -> tuple[int, ...]:
         return astuple(self)
 
@@ -229,7 +220,12 @@ class UsageMeter:
         """Count one response with this `usage`."""
         if owner not in self._owners and len(self._owners) >= MAX_OWNERS:
             owner = OTHERS
-        self._owners.setdefault(owner, OwnerUsage()).count(usage)
+        used = self._owners.setdefault(owner, OwnerUsage())
+        used.responses += 1
+        if not usage.get("cache"):  # a cached answer's tokens were counted when it was made
+            used.input_tokens += usage.get("input_tokens", 0)
+            used.output_tokens += usage.get("output_tokens", 0)
+            used.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
 
     def take(self, maximum: int = MAX_OWNERS) -> dict[str, OwnerUsage]:
         """Remove and return the counts of up to `maximum` owners."""
