@@ -177,10 +177,7 @@ def _parsed(value: Any, path: str) -> _Template:
 
 
 _part = checks.by_type(
-    {
-        "input_text": checks.fields({"text": checks.string}),
-        **dict.fromkeys(("input_image", "input_file"), checks.as_it_is),
-    }
+    {"input_text": checks.fields({"text": checks.string}), **dict.fromkeys(("input_image", "input_file"), checks.as_it_is)}
 )
 
 

@@ -39,16 +39,7 @@ from ..telemetry.tracing import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
-from .event_log import (
-    EVENTS_BEFORE_OUTPUT,
-    LOST,
-    ClaimedJob,
-    EventLogWriter,
-    clean_up,
-    read_log,
-    write_end,
-    write_failure,
-)
+from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, clean_up, read_log, write_end, write_failure
 
 logger = logging.getLogger(__name__)
 
