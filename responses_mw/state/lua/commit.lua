@@ -5,6 +5,8 @@
 -- Answers: {'stored'}, followed by a report (lib.lua) if facts.counts; {'reroot'} (send the whole history as a new root); {'deleted'};
 --   {'fenced'}; {'newer'}; {'bound'}
 
+local MAX_FORKS = 16
+
 local new = cjson.decode(ARGV[1])
 local REST = new.job and 5 or 4
 
@@ -51,6 +53,18 @@ local function keep_segment(segment)
   keep(prefix .. 's:' .. segment, new.ttl)
   keep(prefix .. 's:' .. segment .. ':refs', new.ttl)
   if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
+end
+
+-- Return the size of a segment, and store it next to the segment.
+local function segment_size(segment)
+  local turns = prefix .. 's:' .. segment
+  local bytes = redis.call('GET', turns .. ':bytes')
+  if not bytes then
+    bytes = turns_size(turns, 0, -1)
+    local ttl = redis.call('PTTL', turns)
+    if ttl > 0 then redis.call('SET', turns .. ':bytes', bytes, 'PX', ttl) end
+  end
+  return SEGMENT_BYTES + bytes
 end
 
 -- Return the answer for a stored response, with a report of the objects that were written or whose TTL was extended.

@@ -3,7 +3,6 @@
 -- Every script is idempotent: a repeat changes nothing and returns the same answer.
 
 local VERSION = 1
-local MAX_FORKS = 16
 local QUEUE_TRUSTED = 10000  -- ms for which a waiting job is assumed to be in the queue, before it is checked
 local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
 
@@ -12,15 +11,6 @@ local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled 
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
--- Return whether an error from pcall() was caused by a key of the wrong type or a foreign value, not by the state of the server.
-local function is_damage(err)
-  local text = type(err) == 'table' and err.err or tostring(err)
-  for _, sign in ipairs({'WRONGTYPE', 'user_script:', 'not an integer', 'specified in XADD'}) do
-    if string.find(text, sign, 1, true) then return true end
-  end
-  return false
 end
 
 -- Free memory before anything is written: a full Redis lets a script continue after its first write. This is only for scripts that
@@ -77,18 +67,6 @@ local function turns_size(turns, first, last)
     bytes = bytes + (tonumber(string.match(turn, '^[a-z0-9]+Z(%d+):')) or #turn)
   end
   return bytes
-end
-
--- Return the size of a segment, and store it next to the segment.
-local function segment_size(segment)
-  local turns = prefix .. 's:' .. segment
-  local bytes = redis.call('GET', turns .. ':bytes')
-  if not bytes then
-    bytes = turns_size(turns, 0, -1)
-    local ttl = redis.call('PTTL', turns)
-    if ttl > 0 then redis.call('SET', turns .. ':bytes', bytes, 'PX', ttl) end
-  end
-  return SEGMENT_BYTES + bytes
 end
 
 -- Segments from which this script has removed turns.
@@ -207,28 +185,8 @@ local function append_batch(record, first, last, batch, final, packed)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
--- Give the turn of a cancelled job to the owner's next job, the turn of that job to the one after it, and so on.
-local MAX_MOVED = 1000  -- jobs; an owner who has more keeps the gap
-local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without them, cancelled jobs count against their owner
-local function give_back_turn(ready, job, owner)
-  local turns = prefix .. 'turns:' .. owner
-  local free = redis.call('ZSCORE', turns, job)
-  if redis.call('ZREM', turns, job) == 0 then return end
-  local later = redis.call('ZRANGEBYSCORE', turns, '(' .. free, '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_MOVED)
-  for i = 1, #later, 2 do
-    if redis.call('ZSCORE', ready, later[i]) then
-      redis.call('ZADD', ready, free, later[i])
-      redis.call('ZADD', turns, free, later[i])
-      free = later[i + 1]
-    else
-      redis.call('ZREM', turns, later[i])  -- an older release took it from the queue
-    end
-  end
-  local last = redis.call('ZRANGE', turns, -1, -1, 'WITHSCORES')[2]
-  if last then redis.call('ZADD', prefix .. 'owners', last, owner) else redis.call('ZREM', prefix .. 'owners', owner) end
-end
-
 -- Put a job in the queue `ready`, in its turn or (`first`) ahead of all others, and notify the workers.
+local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without them, cancelled jobs count against their owner
 local function wait_for_worker(ready, job, owner, first)
   local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
   if not first then

@@ -4,6 +4,15 @@
 -- Answers for each: 1 it was appended, now or before; 0 another worker holds the response, it has ended, or its log does not
 --   continue there; 2 its record or log is damaged
 
+-- Return whether an error from pcall() was caused by a key of the wrong type or a foreign value, not by the state of the server.
+local function is_damage(err)
+  local text = type(err) == 'table' and err.err or tostring(err)
+  for _, sign in ipairs({'WRONGTYPE', 'user_script:', 'not an integer', 'specified in XADD'}) do
+    if string.find(text, sign, 1, true) then return true end
+  end
+  return false
+end
+
 local until_then, answers = now_ms() + ARGV[1], {}
 
 local function append(record, token, first, last, batch, packed)
