@@ -174,7 +174,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
     A cancellation, even a repeated one, waits until connecting has ended: redis-py would leave a half-open connection.
     """
     connection: Any = redis.pubsub()
-    connecting = asyncio.create_task(_connect(connection))
+    connecting = asyncio.create_task(asyncio.wait_for(connection.connect(), ANSWER))
     try:
         try:
             await asyncio.shield(connecting)
@@ -186,11 +186,6 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
     finally:
         await connection.aclose()
         await redis.aclose()
-
-
-async def _connect(connection: Any) -> None:
-    async with asyncio.timeout(ANSWER):
-        await connection.connect()
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
