@@ -31,7 +31,6 @@ from .jobs import JobService, Worker
 from .network import system_tls
 from .settings import Settings
 from .state import Client, State, StateOptions, StateUnavailable, connect, embedded
-from .tools import ToolConfig
 from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
@@ -190,19 +189,19 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
 async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
     """Open the tools for `serve --check`."""
     async with httpx.AsyncClient(trust_env=False, verify=system_tls()) as http:
-        yield Tools(ToolConfig(settings.tools, settings.search), http, Sealer([]))
+        yield Tools(settings.tools, settings.search, http, Sealer([]))
 
 
 def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:
     """Create the backend for the upstream's API. An upstream with a Responses API runs the tools itself."""
-    config = ToolConfig(settings.tools, settings.search)
     is_open = settings.server.reasoning_events == "open_responses"
-    if settings.upstream.api == "responses":
-        tools = ForwardedTools(config, http, sealer)
+    kind = ForwardedTools if settings.upstream.api == "responses" else Tools
+    tools = kind(settings.tools, settings.search, http, sealer)
+    if kind is ForwardedTools:
         return ResponsesBackend(upstream, sealer, settings.upstream, tools.echo, open_reasoning=is_open), tools
-    return ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open), Tools(config, http, sealer)
+    return ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open), tools
 
 
 async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, sealer: Sealer, settings: Settings) -> Cache:

@@ -231,6 +231,9 @@ class Container:
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ},
                 cwd="/",
             )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._reports = self._process.stdin, self._process.stdout  # of the init
 
     def _plan(self, channel: int) -> Plan:
         settings, isolation = self._settings, self._isolation
@@ -298,28 +301,19 @@ class Container:
 
     async def _sweep(self) -> None:
         """Make the init end the processes that the cell left behind."""
-        stdin, stdout = self._pipes()
-        stdin.write(b".")
-        self._last_line = await stdout.readline()
+        self._orders.write(b".")
+        self._last_line = await self._reports.readline()
         if self._last_line != b"swept\n":
             raise EOFError
 
     async def _cause(self) -> str:
         """Return why the container ended, as reported by its init."""
-        _, stdout = self._pipes()
         try:
             async with asyncio.timeout(_END_TIMEOUT):
-                self._last_line += await stdout.read()
+                self._last_line += await self._reports.read()
         except TimeoutError:
             return "its process stopped answering"
         return _explained(self._last_line.decode("ascii").split()[-2:], self._settings)
-
-    def _pipes(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
-        """Return the standard input and output of the init."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin, self._process.stdout
 
     def _outcome(self, stdout: str, stderr: str, reply: _Reply | None, ended: str | None) -> PythonResult:
         return PythonResult(

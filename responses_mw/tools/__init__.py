@@ -33,23 +33,14 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFunction:
+class ServedFunction(OfferedFunction):
     """A function that the server executes. ``call`` takes the model's arguments and never raises."""
 
-    offered: OfferedFunction
     call: Callable[[str], Awaitable[ToolResult]]
     kind: str
     """The kind of tool, for metrics."""
     server: str = ""
     """The label of its MCP server, for metrics; ``_OTHER`` if the operator did not configure the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolConfig:
-    """The operator's settings for all tools."""
-
-    tools: ToolSettings
-    search: SearchSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,8 @@ class ToolContext:
     ``earlier`` holds the items of the history and of the input. Clients can forge them, so they must never grant permissions.
     """
 
-    config: ToolConfig
+    settings: ToolSettings
+    search: SearchSettings
     http: httpx.AsyncClient
     sealer: Sealer
     owner: str
@@ -80,7 +72,7 @@ class ServerTool:
         raise NotImplementedError
 
     @staticmethod
-    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
+    def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
         """Check an entry of ``tools`` at ``path`` (``tools[0]``) and return it without nulls. Raises ``BadRequest``."""
         raise NotImplementedError
 

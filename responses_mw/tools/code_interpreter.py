@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.request import checks
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, parse_arguments
+from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
-from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, cut
+from ..settings import ToolSettings
+from . import ServedFunction, ServerTool, ToolContext, ToolResult, cut
 from .mcp import MAX_OUTPUT_BYTES, SANDBOX_LABEL, check_installed, sandbox_server, target_of
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ class CodeInterpreter(ServerTool):
         self.container_id: str | None = (last or None) if container["type"] == _AUTO else container["type"]
         """The container of the next call; None for a new one."""
         self._memory = {"memory_bytes": _MEMORY_LIMITS[container["memory_limit"]]} if "memory_limit" in container else {}
-        target = target_of({"server_label": SANDBOX_LABEL}, sandbox_server(context.config.tools), context)
+        target = target_of({"server_label": SANDBOX_LABEL}, sandbox_server(context.settings), context)
         self._connection = MCPConnection(replace(target, timeout=target.timeout + _SANDBOX_MARGIN))
         self._turn = asyncio.Lock()
 
     @staticmethod
-    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
-        if config.tools.sandbox_url is None:
+    def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
+        if settings.sandbox_url is None:
             checks.unsupported(f"{path}.type", "no sandbox is configured (setting tools.sandbox_url).")
         check_installed(path)
         if tool.get("allowed_callers"):
@@ -90,7 +91,7 @@ class CodeInterpreter(ServerTool):
             ends=("code_interpreter_call.completed",),
             served=True,
         )
-        return [ServedFunction(OfferedFunction(_FUNCTION, form), self._call_with, "code_interpreter")]
+        return [ServedFunction(_FUNCTION, form, self._call_with, "code_interpreter")]
 
     async def _call_with(self, arguments: str) -> ToolResult:
         parsed = parse_arguments(arguments)

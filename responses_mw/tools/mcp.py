@@ -20,10 +20,10 @@ import orjson
 from ..auth import CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
 from ..protocol.request import checks
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction, parse_arguments
+from ..protocol.tool_kinds.form import CallForm, parse_arguments
 from ..protocol.types import Item, Tool
 from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
-from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, failure
+from . import ServedFunction, ServerTool, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:
     from .session import MCPTarget
@@ -159,21 +159,21 @@ class MCPServer(ServerTool):
         """The server's tools as an ``mcp_list_tools`` item, if the server was asked and the list is new to the client."""
         self._tool = tool
         self._context = context
-        self._server = _configured(tool, context.config.tools)
+        self._server = _configured(tool, context.settings)
         self._connection = MCPConnection(target_of(tool, self._server, context))
         self._listed: Mapping[str, dict[str, Any]] | None = None
         lists = (item for item in reversed(context.earlier) if item["type"] == "mcp_list_tools")
         self._last_list = next((item for item in lists if item["server_label"] == self.label), None)
 
     @staticmethod
-    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
+    def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
         check_installed(path)
         for name, why in _NOT_SERVED.items():
             if tool.get(name):
                 checks.unsupported(f"{path}.{name}", why)
-        server_url = partial(_server_url, settings=config.tools)
+        server_url = partial(_server_url, settings=settings)
         checked = checks.open_object(_REQUIRED, server_url=server_url, **_CHECKS)(tool, path)
-        _check_server(checked, path, config.tools)
+        _check_server(checked, path, settings)
         if "authorization" in checked and "authorization" in map(str.lower, checked.get("headers", ())):
             message = f"'{path}.authorization' and an Authorization header in '{path}.headers' cannot be used together."
             raise BadRequest(message, param=f"{path}.authorization", code="invalid_value")
@@ -264,7 +264,7 @@ class MCPServer(ServerTool):
     def _function(self, function: Tool, form: CallForm, name: str, *, approved: bool) -> ServedFunction:
         metric = "_OTHER" if self._server is None else str(self._tool.get("connector_id") or self.label)
         call = partial(self._call_with, name, approved=approved)
-        return ServedFunction(OfferedFunction(function, form), call, "mcp", metric)
+        return ServedFunction(function, form, call, "mcp", metric)
 
     async def _call_with(self, name: str, arguments: str, *, approved: bool) -> ToolResult:
         parsed = parse_arguments(arguments or "{}")
@@ -336,7 +336,7 @@ def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MC
     """Return the URL and headers of a tool's server. ``server`` is the operator's, if the tool names one."""
     from .session import MCPTarget
 
-    settings = context.config.tools
+    settings = context.settings
     headers = {**context.trace_headers, **_headers_of(tool, server)}
     if server is not None and server.url.rstrip("/") == settings.sandbox_url:
         headers[CONTAINER_OWNER_HEADER] = container_owner(context.owner)

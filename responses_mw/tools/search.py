@@ -90,12 +90,12 @@ class SearchProvider:
     URL: ClassVar[str | None] = None
 
     def __init__(self, context: ToolContext) -> None:
-        settings = context.config.search
+        settings = context.search
         self.name = settings.provider
         self.url = settings.url or self.URL
         self.key = settings.api_key.get_secret_value() if settings.api_key else ""
         self._http = context.http
-        self._timeout = context.config.tools.timeout
+        self._timeout = context.settings.timeout
 
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises ``SearchFailed``.
@@ -337,7 +337,7 @@ PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": T
 
 def open_provider(context: ToolContext) -> SearchProvider | None:
     """Return the provider that the settings name, or None if they name none."""
-    name = context.config.search.provider
+    name = context.search.provider
     if name == "none":
         return None
     return MCPSearch(context) if "/" in name else PROVIDERS[name](context)

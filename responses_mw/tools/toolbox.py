@@ -14,8 +14,9 @@ from ..crypto import Sealer
 from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Chunk, Item, Tool
+from ..settings import SearchSettings, ToolSettings
 from ..telemetry.tracing import tool_call_span
-from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, web_search
+from . import ServedFunction, ServerTool, ToolContext, ToolResult, web_search
 from .code_interpreter import CodeInterpreter
 from .mcp import MCPServer
 from .web_search import WebSearch
@@ -32,8 +33,9 @@ _MAX_SERVERS = 64
 class Tools:
     """The server-side tools of all runs. ``http`` is the client for the operator's own services."""
 
-    def __init__(self, config: ToolConfig, http: httpx.AsyncClient, sealer: Sealer) -> None:
-        self._config = config
+    def __init__(self, settings: ToolSettings, search: SearchSettings, http: httpx.AsyncClient, sealer: Sealer) -> None:
+        self._settings = settings
+        self._search = search
         self._http = http
         self._sealer = sealer
         self._has_logged_search = False
@@ -41,7 +43,7 @@ class Tools:
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         """Check the entries of ``tools`` that the server executes, and the request's ``tool_choice``. Raises ``BadRequest``."""
         checked = [
-            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._config) if tool["type"] in _KIND_OF else tool
+            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
@@ -51,7 +53,7 @@ class Tools:
         if len(set(labels)) < len(labels):
             message = "Invalid 'tools': two MCP servers have the same 'server_label'."
             raise BadRequest(message, param="tools", code="invalid_value")
-        web_search.check_choice(choice, checked, self._config.search)
+        web_search.check_choice(choice, checked, self._search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
             logger.warning("a request offers web_search, but no search.provider is set: the model is not offered the tool")
@@ -59,7 +61,7 @@ class Tools:
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
         """Return the types of the ``tools`` that the model is not offered because the server has no configuration for them."""
-        is_missing = self._config.search.provider == "none"
+        is_missing = self._search.provider == "none"
         return [tool["type"] for tool in tools if is_missing and tool["type"] in WebSearch.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
@@ -81,7 +83,7 @@ class Tools:
         headers among ``headers`` are sent to tool servers. Raises ``BadRequest`` for an approval without an approval request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        context = ToolContext(self._config, self._http, self._sealer, owner, items, trace)
+        context = ToolContext(self._settings, self._search, self._http, self._sealer, owner, items, trace)
         entries = [_KIND_OF[tool["type"]](tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
@@ -126,12 +128,10 @@ class Toolbox:
                 opening = [group.create_task(entry.open()) for entry in self._entries]
         except ExceptionGroup as faults:  # raise one of them, preferably one that the client caused
             raise min(faults.exceptions, key=lambda fault: fault.status if isinstance(fault, APIError) else 600) from None
-        self.offered = [self._add(served) for task in opening for served in task.result()]
-        self._add_approved()
-
-    def _add(self, served: ServedFunction) -> OfferedFunction:
-        self._serving[id(served.offered.form)] = served
-        return served.offered
+        served = [function for task in opening for function in task.result()]
+        approved = self._approve()
+        self.offered, self.approved_functions = [*served], [*approved]
+        self._serving = {id(function.form): function for function in (*served, *approved)}
 
     @property
     def listings(self) -> list[Item]:
@@ -146,7 +146,7 @@ class Toolbox:
         """Call the function that was offered with this ``form``. ``call_id`` is the model's id of the call, for its span."""
         await self._gate()
         served = self._serving[id(form)]
-        name = form.members.get("name", served.offered.name)
+        name = form.members.get("name", served.name)
         label = form.members.get("server_label", "")
         with tool_call_span(name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server) as record:
             result = await served.call(arguments)
@@ -156,9 +156,13 @@ class Toolbox:
     async def aclose(self) -> None:
         await asyncio.gather(*(entry.aclose() for entry in self._entries))
 
-    def _add_approved(self) -> None:
-        """Add the approved calls. Raises ``BadRequest`` for a call that is not permitted even with an approval."""
+    def _approve(self) -> list[ServedFunction]:
+        """Return the functions of the approved calls, and set ``approved``.
+
+        Raises ``BadRequest`` for a call that is not permitted even with an approval.
+        """
         calls: list[dict[str, Any]] = []
+        approved: list[ServedFunction] = []
         servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPServer)}
         for where, request in self._requests.items():
             if request["server_label"] not in servers:
@@ -172,10 +176,11 @@ class Toolbox:
                     f"'{request['name'][:64]}', or it is not allowed."
                 )
                 raise BadRequest(message, param=where, code="invalid_value")
-            self.approved_functions.append(self._add(served))
+            approved.append(served)
             calls.append({"index": len(calls), "id": request["id"], "function": function})
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
+        return approved
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:

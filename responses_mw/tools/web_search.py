@@ -8,10 +8,10 @@ from typing import Any
 
 from ..protocol.request import checks
 from ..protocol.response.text import listing, sources_of
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, parse_arguments
+from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
-from ..settings import SearchSettings
-from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult
+from ..settings import SearchSettings, ToolSettings
+from . import ServedFunction, ServerTool, ToolContext, ToolResult
 from .search import Query, SearchFailed, SearchHit, open_provider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
@@ -96,7 +96,7 @@ class WebSearch(ServerTool):
         self._last = max(self._numbers.values(), default=0)
 
     @staticmethod
-    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
+    def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
         return _definition(tool, path)
 
     async def open(self) -> list[ServedFunction]:
@@ -110,7 +110,7 @@ class WebSearch(ServerTool):
             ends=("web_search_call.completed",),
             served=True,
         )
-        return [ServedFunction(OfferedFunction(_FUNCTION, form), self.call, "web_search")]
+        return [ServedFunction(_FUNCTION, form, self.call, "web_search")]
 
     async def aclose(self) -> None:
         if self.provider is not None:

@@ -9,12 +9,9 @@ import httpx
 from responses_mw import Settings
 from responses_mw.auth import ANONYMOUS
 from responses_mw.crypto import Sealer
-from responses_mw.tools import ToolConfig, ToolContext
-
-
-def config(settings: Settings) -> ToolConfig:
-    return ToolConfig(settings.tools, settings.search)
+from responses_mw.tools import ToolContext
 
 
 def context(settings: Settings, http: httpx.AsyncClient | None = None, **members: Any) -> ToolContext:
-    return ToolContext(config(settings), http or httpx.AsyncClient(verify=False), Sealer([]), ANONYMOUS, **members)
+    http = http or httpx.AsyncClient(verify=False)
+    return ToolContext(settings.tools, settings.search, http, Sealer([]), ANONYMOUS, **members)

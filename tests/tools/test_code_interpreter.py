@@ -15,7 +15,7 @@ from responses_mw.tools.code_interpreter import CodeInterpreter
 from tests.support.configured import make_settings
 from tests.support.sandbox import launcher, levels
 
-from .context import config, context
+from .context import context
 
 TOKEN = "a-token-of-the-sandbox"
 CONFIGURED = make_settings(tools__sandbox_url="http://sandbox:8090")
@@ -142,7 +142,7 @@ async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_
     ],
 )
 def test_a_container_is_named_or_left_to_us(given: dict[str, Any], container: str | None) -> None:
-    checked = CodeInterpreter.check(given, "tools[0]", config(CONFIGURED))
+    checked = CodeInterpreter.check(given, "tools[0]", CONFIGURED.tools)
     assert CodeInterpreter(checked, context(CONFIGURED)).container_id == container
 
 
@@ -168,10 +168,10 @@ def test_the_container_of_the_last_call_is_used_again_unless_one_is_named(given:
 )
 def test_what_cannot_be_done_is_a_400(given: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        CodeInterpreter.check(given, "tools[1]", config(CONFIGURED))
+        CodeInterpreter.check(given, "tools[1]", CONFIGURED.tools)
     assert raised.value.param == f"tools[1].{param}"
 
 
 def test_without_a_sandbox_it_says_what_to_set() -> None:
     with pytest.raises(BadRequest, match="sandbox_url"):
-        CodeInterpreter.check(tool(), "tools[0]", config(make_settings()))
+        CodeInterpreter.check(tool(), "tools[0]", make_settings().tools)

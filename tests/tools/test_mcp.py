@@ -19,7 +19,7 @@ from responses_mw.tools.toolbox import Tools
 from tests.support.configured import make_settings
 from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
 
-from .context import config, context
+from .context import context
 
 if TYPE_CHECKING:
     from tests.support.servers import Serve
@@ -46,7 +46,7 @@ def configured(**members: Any) -> dict[str, Any]:
 
 
 def check(given: dict[str, Any], path: str = "tools[0]", settings: Settings = SETTINGS) -> dict[str, Any]:
-    return MCPServer.check(given, path, config(settings))
+    return MCPServer.check(given, path, settings.tools)
 
 
 def server(given: dict[str, Any], settings: Settings = SETTINGS, **members: Any) -> MCPServer:
@@ -57,7 +57,7 @@ def server(given: dict[str, Any], settings: Settings = SETTINGS, **members: Any)
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
 def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
-    tools = Tools(config(SETTINGS), httpx.AsyncClient(), Sealer([]))
+    tools = Tools(SETTINGS.tools, SETTINGS.search, httpx.AsyncClient(), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
         tools.check([tool(server_label=label) for label in labels])

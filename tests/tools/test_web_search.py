@@ -17,7 +17,7 @@ from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProv
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 
-from .context import config, context
+from .context import context
 
 TAVILY = make_settings(search__provider="tavily", search__api_key="secret")
 
@@ -48,7 +48,7 @@ def search(shelf: Shelf, settings: Settings = TAVILY, earlier: Any = (), **tool:
 
 
 def check(tool: dict[str, Any], path: str = "tools[0]") -> dict[str, Any]:
-    return WebSearch.check(tool, path, config(TAVILY))
+    return WebSearch.check(tool, path, TAVILY.tools)
 
 
 def asking(query: str) -> str:
@@ -227,7 +227,7 @@ async def test_a_search_that_failed_tells_the_model_why() -> None:
 
 async def test_the_offered_function_takes_what_the_tool_reads() -> None:
     (served,) = await search(Shelf(A)).open()
-    definition = served.offered.function
+    definition = served.function
     assert definition["name"] == "web_search"
     assert definition["parameters"]["required"] == ["query"]
     assert not (await served.call(json.dumps(dict.fromkeys(definition["parameters"]["required"], "x")))).failed
