@@ -1,6 +1,6 @@
 """The readers of event logs in this process.
 
-A follower has a cursor and no buffer. At the end of the log, it gets announced batches directly. If its client is slow, it
+A follower has a position and no buffer. At the end of the log, it gets announced batches directly. If its client is slow, it
 reads from the log when the client is ready, so a slow client costs no memory. All followers read in one round trip, and
 followers of the same response share one subscription.
 """
