@@ -44,7 +44,6 @@ from ..protocol.request import checks
 from ..protocol.request.create import CreateResponse
 from ..settings import CacheSettings, LimitSettings, ServerSettings
 from ..state import State
-from ..telemetry.metrics import WEBSOCKETS_OPEN
 from ..threads import by_size
 from ..upstream import Caller, Upstream
 from .access import Origins, admitted
@@ -92,23 +91,19 @@ class WebSockets:
             await ErrorResponse(error)(scope, receive, send)
             return
         with self._memory.share(caller.owner) as share:
-            WEBSOCKETS_OPEN.add(1)
-            try:
-                await WebSocket(scope, receive, send).accept()
-                await WebSocketConnection(
-                    self.runner,
-                    ConnectionHistory(self.state, share, required=self.storage_required),
-                    share,
-                    self.reader.parse,
-                    partial(admitted, scope, self.upstream.verify),
-                    caller,
-                    self.caching,
-                    self.limits.max_request_bytes,
-                    receive,
-                    send,
-                ).run()
-            finally:
-                WEBSOCKETS_OPEN.add(-1)
+            await WebSocket(scope, receive, send).accept()
+            await WebSocketConnection(
+                self.runner,
+                ConnectionHistory(self.state, share, required=self.storage_required),
+                share,
+                self.reader.parse,
+                partial(admitted, scope, self.upstream.verify),
+                caller,
+                self.caching,
+                self.limits.max_request_bytes,
+                receive,
+                send,
+            ).run()
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the caller, once the credential is accepted. Raises `APIError`."""

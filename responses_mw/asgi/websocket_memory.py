@@ -21,6 +21,7 @@ from ..errors import BadRequest, RateLimited
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
+from ..telemetry.metrics import WEBSOCKETS_OPEN
 
 ITEM_OVERHEAD, _POINTER = 512, 8
 """Estimated bytes of memory that an item takes in addition to its JSON, and that a list takes for each item."""
@@ -61,9 +62,11 @@ class Memory:
         """Count a connection of an owner until the context exits, and yield the owner's share."""
         share = self.shares.setdefault(owner, Share(self))
         share.connections += 1
+        WEBSOCKETS_OPEN.add(1)
         try:
             yield share
         finally:
+            WEBSOCKETS_OPEN.add(-1)
             share.connections -= 1
             if not share.connections:
                 del self.shares[owner]
