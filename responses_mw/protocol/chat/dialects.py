@@ -48,7 +48,6 @@ class Dialect:
     hints: frozenset[str] = frozenset()
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects it, although it is the default
     stop_is_list: bool = False
-    any_model: bool = False  # whether the server has one model and ignores the name
     refuses: dict[str, str] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
@@ -95,7 +94,6 @@ TGI = Dialect(
     content_with_calls=False,
     top_p_one=False,
     stop_is_list=True,
-    any_model=True,
     refuses={"presence_penalty": "TGI treats it as a repetition penalty."},
 )
 SGLANG = Dialect(
@@ -113,7 +111,6 @@ LLAMACPP = Dialect(
     tool_choice="only",
     parallel_tool_calls=False,
     audio=True,
-    any_model=True,
     prefill="continue_final_message",
 )
 OLLAMA = Dialect(

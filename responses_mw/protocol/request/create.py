@@ -281,7 +281,6 @@ _TYPES: dict[Any, str] = {
     frozenset: "array",
     dict: "object",
 }
-_KEYWORDS = {"minimum": "minimum", "maximum": "maximum", "max_length": "maxLength"}
 
 
 def create_schema(*, closed: bool) -> dict[str, Any]:
@@ -314,7 +313,7 @@ def _schema_of(name: str) -> dict[str, Any]:
     if kind is None:
         return {}
     schema: dict[str, Any] = {"type": [kind, "null"]}
-    schema |= {keyword: options[option] for option, keyword in _KEYWORDS.items() if option in options}
+    schema |= {name: options[name] for name in ("minimum", "maximum") if name in options}
     if "supported" in options:
         schema["enum"] = [*sorted(options["supported"]), None]
     return schema
