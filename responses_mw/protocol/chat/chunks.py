@@ -67,12 +67,12 @@ _WHITE = " \t\r\n"
 
 
 class ToolCall:
-    """One call as received so far. ``fresh`` holds the pieces of arguments not taken yet.
+    """One call as received so far.
 
     ``form`` is the form in which the call is returned, or None if it is left out. It is valid once ``is_decided`` is true.
     """
 
-    __slots__ = ("_end", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
+    __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -81,8 +81,8 @@ class ToolCall:
         self.name = ""
         self.form: CallForm | None = None
         self.is_decided = False
-        self.fresh: list[str] = []
         self._pieces: list[str] = []
+        self._taken = 0
         self._end = _ObjectEnd()
 
     @property
@@ -97,13 +97,12 @@ class ToolCall:
         self.name = self.name or function.get("name") or ""
         arguments = function.get("arguments")
         if arguments:
-            piece = arguments if isinstance(arguments, str) else _encoded(arguments)
-            self._pieces.append(piece)
-            self.fresh.append(piece)
+            self._pieces.append(arguments if isinstance(arguments, str) else _encoded(arguments))
 
     def take(self) -> list[str]:
         """Return the pieces of arguments since the last call."""
-        fresh, self.fresh = self.fresh, []
+        fresh = self._pieces[self._taken :]
+        self._taken = len(self._pieces)
         return fresh
 
     def is_whole(self) -> bool:
@@ -117,8 +116,7 @@ class ToolCall:
         function = grammar.get("function") if grammar else None
         if isinstance(function, dict) and isinstance(function.get("_name"), str):
             self.name = function.pop("_name")
-            self._pieces, self._end = [_encoded(function)], _ObjectEnd()
-            self.fresh = list(self._pieces)
+            self._pieces, self._end, self._taken = [_encoded(function)], _ObjectEnd(), 0
         return bool(self.name)
 
 
