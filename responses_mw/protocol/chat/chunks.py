@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -258,7 +258,8 @@ class SurrogateHalves:
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
-            return _whole_characters(self.join(json.loads(data, parse_constant=_refuse_constant, parse_int=_integer)))
+            # Encoded and decoded once more, because ``json`` accepts numbers that ``orjson`` cannot encode again.
+            return orjson.loads(json.dumps(_whole_characters(self.join(json.loads(data)))))
         except RecursionError:
             raise ValueError("nested too deeply") from None
 
@@ -270,16 +271,6 @@ class SurrogateHalves:
                 self._held[place], text = text[-1], text[:-1]
             holder[member] = _whole_characters(text)
         return chunk
-
-
-def _integer(digits: str) -> int | float:
-    """Return a number as ``orjson`` does: as a decimal where it has more than 64 bits, which cannot be encoded again."""
-    number = int(digits)
-    return number if -(1 << 63) <= number < 1 << 64 else float(digits)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"invalid JSON: {name}")
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
