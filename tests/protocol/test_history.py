@@ -63,6 +63,11 @@ def test_outputs_follow_their_calls_wherever_they_stood() -> None:
     assert shape(result) == ["calls a b", "tool a", "tool b", "user"]
 
 
+def test_an_output_before_its_call_does_not_part_the_calls() -> None:
+    result = messages(call("a"), output("c"), call("b"), call("c"), output("a"), output("b"))
+    assert shape(result) == ["calls a b c", "tool a", "tool b", "tool c"]
+
+
 def test_a_later_round_is_a_message_of_its_own() -> None:
     assert shape(messages(call("a"), output("a"), call("b"), output("b"))) == ["calls a", "tool a", "calls b", "tool b"]
 

@@ -91,8 +91,8 @@ class _MessageBuilder:
         self._has_reasoned = False  # even if the reasoning itself is not sent back
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
-        self._answers = dict(_links(items))
-        self._asked = {answer: call for call, answer in self._answers.items()}
+        self._answers = dict(_links(items))  # positions of outputs and approvals by those of what they answer
+        self._asked = {answer: asked for asked, answer in self._answers.items()}
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
@@ -146,9 +146,9 @@ class _MessageBuilder:
         self._calls.append(_PendingCall(item, position, item["call_id"]))
 
     def output(self, item: Item, position: int) -> None:
-        """End the message with the call. Refuse an output without a call."""
+        """End the message if it has the call of this output. Refuse an output without a call."""
         if position in self._asked:
-            if self._calls and self._asked[position] >= self._calls[0].position:
+            if self._calls and self._calls[0].position <= self._asked[position] < position:
                 self.close()
             return
         call_id, code = item["call_id"], "missing_tool_call"
