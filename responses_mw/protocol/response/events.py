@@ -153,15 +153,12 @@ _UNFINISHED: dict[str, Any] = {
 }
 
 
-def ending(item: Item, target: EventTarget, index: int = 0) -> dict[str, Any]:
-    """The members of the event that ends a text or a part of an item."""
-    if not target.holder:
-        named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
-        return {**named, target.member: item.get(target.member) or ""}
-    part = item[target.holder][index]
-    if not target.part:
-        return {"part": part}
-    return {target.member: part.get(target.member) or "", **({"logprobs": part["logprobs"]} if "logprobs" in part else {})}
+def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
+    """The members of the event that ends a text or a part; ``holder`` is the part, or an item without parts."""
+    if not target.member:
+        return {"part": holder}
+    named = {"name": holder.get("name") or ""} if target.item == "function_call" else {}
+    return {**named, target.member: holder.get(target.member) or "", **_logprobs(target, holder)}
 
 
 def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
@@ -169,7 +166,7 @@ def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], p
     for index, annotation in enumerate(part.get("annotations") or ()):
         members = {"annotation_index": index, "annotation": annotation}
         emitter.emit("response.output_text.annotation.added", **place, **members)
-    emitter.emit(f"{kind.stem}.done", **place, **{kind.member: part[kind.member]}, **_logprobs(kind, part))
+    emitter.emit(f"{kind.stem}.done", **place, **ending(part, kind))
     emitter.emit(f"{PARTS[kind.holder]}.done", **place, part=part)
 
 

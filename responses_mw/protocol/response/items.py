@@ -28,7 +28,8 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-_WHITE = " \t\r\n"
+_MAX_OPENING = 256
+"""Maximum number of characters before the text, with its quote. After more, the text is not shown while it grows."""
 
 
 class StringMember:
@@ -39,25 +40,26 @@ class StringMember:
     ``"".join(feed(piece) for piece in pieces) + rest(whole)`` does not depend on how ``whole`` is split into pieces.
     """
 
-    __slots__ = ("_expected", "_held", "_inside", "_name", "_over", "_place")
+    __slots__ = ("_held", "_inside", "_name", "_opening", "_over")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._expected = f'{{"{name}":"'
-        self._place = 0  # number of its characters that have arrived
-        self._inside = False
-        self._over = False
+        self._opening = re.compile(r"[ \t\r\n]*".join(["", "{", f'"{re.escape(name)}"', ":", '"']))
+        self._inside = self._over = False
         self._held = ""
 
     def feed(self, piece: str) -> str:
         """Return what ``piece`` adds to the text. A split escape is held back."""
         if self._over:
             return ""
+        text = self._held + piece
         if not self._inside:
-            piece = self._after_opening(piece)
-        if not self._inside:
-            return ""
-        return self._decoded(self._held + piece) if self._held or '"' in piece or "\\" in piece else piece
+            opening = self._opening.match(text, 0, _MAX_OPENING)
+            if opening is None:
+                self._held, self._over = text, len(text) > _MAX_OPENING
+                return ""
+            self._inside, text = True, text[opening.end() :]
+        return self._decoded(text)
 
     def rest(self, whole: str) -> str:
         """Return the rest of the text after the last piece: the whole text if the member is not the first.
@@ -71,21 +73,6 @@ class StringMember:
             return ""
         value = arguments.get(self._name) if arguments else None
         return value if isinstance(value, str) else whole
-
-    def _after_opening(self, piece: str) -> str:
-        """Return what follows the opening quote of the text. Anything unexpected before it ends the decoding."""
-        name_begins, name_ends = 2, len(self._expected) - 2
-        for position, character in enumerate(piece):
-            if character in _WHITE and not name_begins <= self._place < name_ends:
-                continue
-            if character != self._expected[self._place]:
-                self._over = True
-                break
-            self._place += 1
-            if self._place == len(self._expected):
-                self._inside = True
-                return piece[position + 1 :]
-        return ""
 
     def _decoded(self, text: str) -> str:
         pieces = []

@@ -217,7 +217,8 @@ class ResponsesPassthrough(ResponseBuilder):
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
             if not target.holder or index < len(item.get(target.holder) or ()):  # the part may have come after its item's end
-                self._emit({"type": f"{stem}.done", **where, **ending(item, target, index)})
+                ended = item[target.holder][index] if target.holder else item
+                self._emit({"type": f"{stem}.done", **where, **ending(ended, target)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
