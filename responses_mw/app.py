@@ -178,9 +178,8 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
             tools,
             sealer,
             settings.compaction,
+            settings.upstream,
             cache,
-            status_grace=settings.upstream.status_grace,
-            overload_timeout=settings.upstream.overload_timeout,
         )
         yield Core(upstream, state, sealer, runner, cache)
 

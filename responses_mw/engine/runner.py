@@ -21,7 +21,7 @@ from ..protocol.response import compaction, document
 from ..protocol.response.events import Event
 from ..protocol.response.replay import Takeover
 from ..protocol.types import Document, Item
-from ..settings import CompactionSettings
+from ..settings import CompactionSettings, UpstreamSettings
 from ..state import Job
 from ..telemetry.context import annotate, begin_run, end_run
 from ..telemetry.tracing import with_trace_context
@@ -44,24 +44,19 @@ class Runner:
         history: History,
         tools: Tools,
         sealer: Sealer,
-        settings: CompactionSettings,
-        cache: Cache | None = None,
-        *,
-        status_grace: float,
-        overload_timeout: float,
+        compaction_settings: CompactionSettings,
+        upstream_settings: UpstreamSettings,
+        cache: Cache | None,
     ) -> None:
-        """Before its first event, a streamed run waits `status_grace` seconds for the upstream's status. Afterwards, it waits
-        up to `overload_timeout` seconds while the upstream is overloaded or unavailable."""
         self._upstream = upstream
         self._backend = backend
         self._history = history
         self._tools = tools
         self._cache = cache
-        self._compaction = Compaction(backend, sealer, settings, self.run_prepared)
+        self._compaction = Compaction(backend, sealer, compaction_settings, self.run_prepared)
         self.drain = Drain()
-        self.turns = TurnLoop(backend, self._compaction, overload_timeout)
-        self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
-        """Seconds that a run waits for the first turn to open before its first events. WHOLE has no limit."""
+        self.turns = TurnLoop(backend, self._compaction, upstream_settings.overload_timeout)
+        self._status_grace = upstream_settings.status_grace
 
     # -- entry points ------------------------------------------------------------------------------------------------
 
@@ -327,7 +322,7 @@ class Runner:
             await self.turns.open(run)
             return
         run.opening = asyncio.create_task(self.turns.open(run))
-        await asyncio.wait({run.opening}, timeout=self._timeouts[mode])
+        await asyncio.wait({run.opening}, timeout=self._status_grace if mode is RunMode.STREAMED else 0.0)
         if mode is RunMode.DETACHED:
             return
         if run.opening.done():
