@@ -260,7 +260,6 @@ class _Supervisor:
         self._children: set[_Child] = set()
         self._stopping = asyncio.Event()
         self._status = 0
-        self._is_announced = False
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -272,6 +271,9 @@ class _Supervisor:
                 status = await first.end()
                 return 0 if self._stopping.is_set() else status
             others = [self._start_child() for _ in range(self._settings.processes - 1) if not self._stopping.is_set()]
+            await asyncio.gather(*(child.start() for child in others))
+            if first.facts is not None and not self._stopping.is_set():
+                _announce_server(self._settings, self._address, first.facts)
             async with asyncio.TaskGroup() as group:
                 for child in (first, *others):
                     group.create_task(self._keep(child))
@@ -284,13 +286,6 @@ class _Supervisor:
         self._children.add(child)
         return child
 
-    def _announce(self) -> None:
-        """Print the start message, once, when all processes have started."""
-        facts = [child.facts for child in self._children if child.facts is not None]
-        if not self._is_announced and len(facts) == self._settings.processes:
-            self._is_announced = True
-            _announce_server(self._settings, self._address, facts[0])
-
     def _stop(self) -> None:
         """Stop all processes. A terminal's Ctrl-C does not reach them, because they are in their own process groups."""
         self._stopping.set()
@@ -301,9 +296,6 @@ class _Supervisor:
         """Wait for a process, and replace it whenever it exits, until the server stops."""
         pause = _FIRST_PAUSE
         while True:
-            if child.facts is not None or await child.start():
-                pause = _FIRST_PAUSE
-                self._announce()
             status = await child.end()
             self._children.discard(child)
             forget_process(child.pid, self._directory)
@@ -316,7 +308,8 @@ class _Supervisor:
             replacement = await self._replacement(pause)
             if replacement is None:
                 return
-            child, pause = replacement, min(2 * pause, _LONGEST_PAUSE)
+            child = replacement
+            pause = _FIRST_PAUSE if await child.start() else min(2 * pause, _LONGEST_PAUSE)
 
     async def _replacement(self, pause: float) -> _Child | None:
         """Start a process after a pause, and return it, or None if the server stops. Retry while the system lacks resources."""
