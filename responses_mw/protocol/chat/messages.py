@@ -91,8 +91,9 @@ class _MessageBuilder:
         self._has_reasoned = False  # even if the reasoning itself is not sent back
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
+        self._open_call_ids: set[str] = set()
         self._answers = dict(_links(items))  # positions of outputs and approvals by those of what they answer
-        self._asked = {answer: asked for asked, answer in self._answers.items()}
+        self._linked_outputs = frozenset(self._answers.values())
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
@@ -144,14 +145,15 @@ class _MessageBuilder:
 
     def call(self, item: Item, position: int) -> None:
         self._calls.append(_PendingCall(item, position, item["call_id"]))
+        self._open_call_ids.add(item["call_id"])
 
     def output(self, item: Item, position: int) -> None:
-        """End the message if it has the call of this output. Refuse an output without a call."""
-        if position in self._asked:
-            if self._calls and self._calls[0].position <= self._asked[position] < position:
-                self.close()
-            return
+        """End the message if it has a call with this id. Refuse an output without a call."""
         call_id, code = item["call_id"], "missing_tool_call"
+        if call_id in self._open_call_ids:
+            self.close()
+        if position in self._linked_outputs:
+            return
         message = f"No tool call found for {_words(item)} with call_id {call_id}."
         if call := self._answered_call(call_id):
             message, code = f"The {_words(call)} {call_id} already has an output; send each output once.", "duplicate_item"
@@ -184,6 +186,7 @@ class _MessageBuilder:
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
         self._has_reasoned = self._has_broken_off = False
+        self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
         shown: list[dict[str, Any]] = []
