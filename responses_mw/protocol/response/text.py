@@ -72,44 +72,38 @@ class ThinkingSplitter:
     def feed(self, text: str, logprobs: Any = None) -> list[tuple[bool, str, Any]]:
         """Return triples of (is reasoning, piece, log probabilities), without the tags."""
         self._note(text, logprobs)
-        pieces: list[tuple[bool, str, Any]] = []
-        whole, begin = self._held + text, 0
+        whole, begin, pieces = self._held + text, 0, []
         while (end := whole.find(tag := self._tags[self._thinking], begin)) >= 0:
-            self._add(pieces, whole[begin:end], begin)
+            pieces.append(self._piece(whole[begin:end], begin))
             self._thinking = not self._thinking
             begin = end + len(tag)
         rest = whole[begin:]
         kept = _overlap(rest, tag)
-        self._add(pieces, rest[: len(rest) - kept], begin)
+        pieces.append(self._piece(rest[: len(rest) - kept], begin))
         self._held = rest[len(rest) - kept :]
         self._read += len(whole) - kept
-        return pieces
+        return [piece for piece in pieces if piece[1]]
 
     def flush(self) -> list[tuple[bool, str, Any]]:
-        """Return the text that is held back, which is not a tag."""
-        pieces: list[tuple[bool, str, Any]] = []
-        self._add(pieces, self._held, 0)
-        self._held = ""
-        return pieces
+        """Return the text that is held back at the end of the answer, which is not a tag."""
+        return [self._piece(self._held, 0)] if self._held else []
 
     def _note(self, text: str, logprobs: Any) -> None:
         start = end = self._read + len(self._held)
-        for entry in _entries(logprobs.get("content")) if isinstance(logprobs, dict) else ():
+        for entry in _entries(logprobs):
             token = entry.get("token")
             end = min(end + (len(token) if isinstance(token, str) else 0), start + len(text))
             self._tokens.append((end, entry))
 
-    def _add(self, pieces: list[tuple[bool, str, Any]], piece: str, offset: int) -> None:
-        """Add a piece, with the log probabilities of the tokens that end in it if it belongs to the answer."""
-        if not piece:
-            return
+    def _piece(self, text: str, offset: int) -> tuple[bool, str, Any]:
+        """Return a piece, with the log probabilities of the tokens that end in it if it belongs to the answer."""
         start = self._read + offset
         content = []
-        while self._tokens and self._tokens[0][0] <= start + len(piece):
+        while self._tokens and self._tokens[0][0] <= start + len(text):
             end, entry = self._tokens.popleft()
             if end > start:
                 content.append(entry)
-        pieces.append((self._thinking, piece, {"content": content} if content and not self._thinking else None))
+        return self._thinking, text, {"content": content} if content and not self._thinking else None
 
 
 def _overlap(text: str, tag: str) -> int:
@@ -124,7 +118,7 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
     """
     if not isinstance(content, str):
         return logprobs
-    entries = _entries(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    entries = _entries(logprobs)
     tokens = [bytes(_token(entry)["bytes"]) for entry in entries]
     whole, text = b"".join(tokens), content.encode(errors="replace")
     reasoning = after.encode(errors="replace") if isinstance(after, str) else b""
@@ -142,14 +136,15 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
     """Convert ``choice.logprobs`` to the form of the Responses API. Some servers leave out the bytes (TGI)."""
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [
-        {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry.get("top_logprobs"))]}
-        for entry in _entries(content)
+        {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
+        for entry in _entries(logprobs)
     ]
 
 
-def _entries(listed: Any) -> list[dict[str, Any]]:
+def _entries(holder: Any, name: str = "content") -> list[dict[str, Any]]:
+    """Return the objects that ``holder`` lists under ``name``."""
+    listed = holder.get(name) if isinstance(holder, dict) else None
     return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
 
