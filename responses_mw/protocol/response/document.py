@@ -38,6 +38,9 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
 
     ``model`` is the request's model, or the upstream's only one. ``created_at`` is in seconds since the epoch.
     """
+    wanted = request.text.get("format", {"type": "text"})
+    if wanted["type"] == "json_schema":  # always has a description and ``strict``
+        wanted = {"description": None, "strict": False, **wanted}
     return {
         "id": response_id,
         "object": "response",
@@ -51,7 +54,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "usage": None,
         "conversation": {"id": request.conversation} if request.conversation else None,
         "reasoning": {"effort": None, "summary": None, **request.reasoning},
-        "text": {**request.text, "format": _echo_format(request.text.get("format", {"type": "text"}))},
+        "text": {**request.text, "format": wanted},
         "tools": [_echo(tool) for tool in request.tools],
         **{name: getattr(request, name) for name in _ECHOED},
         **{name: value for name in _ECHOED_IF_SET if (value := getattr(request, name)) is not None},
@@ -64,11 +67,6 @@ def _echo(tool: Tool) -> Tool:
     if tool["type"] != "function":
         return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
-
-
-def _echo_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the text format as the document shows it. A JSON Schema always has a description and ``strict``."""
-    return {"description": None, "strict": False, **wanted} if wanted["type"] == "json_schema" else wanted
 
 
 def output_text(document: Document) -> str:

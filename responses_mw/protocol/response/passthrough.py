@@ -10,8 +10,8 @@
    begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here,
    each item ends before the next begins, and later events for it are dropped.
 5. Reasoning events have OpenAI's names, or the names of the Open Responses specification if the settings select them. Readable
-   reasoning becomes the summary if the request asks for one (`reasoning`). If the request asks for encrypted reasoning and the
-   upstream does not encrypt it, it is encrypted here.
+   reasoning becomes the summary if the request asks for one. If the request asks for encrypted reasoning and the upstream does
+   not encrypt it, it is encrypted here.
 6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
@@ -49,7 +49,7 @@ from .events import (
     with_summary,
 )
 from .replay import OutputReplay
-from .text import logprobs_of
+from .text import hide_logprobs
 
 _OURS = frozenset(
     {"background", "completed_at", "conversation", "created_at", "id", "metadata", "model", "object", "output", "output_text"}
@@ -262,7 +262,7 @@ class ResponsesPassthrough(ResponseBuilder):
         status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
         items = list(map(_item, listed))
-        _hide_logprobs(items)
+        hide_logprobs(items)
         for index, item in enumerate(items):
             place = self._places.get(index, index + self._first)
             if place >= len(self._output.items):
@@ -380,14 +380,3 @@ def _error(ending: Document) -> tuple[str, str]:
         code if isinstance(code, str) else "server_error",
         message if isinstance(message, str) and message else "The upstream aborted its answer.",
     )
-
-
-def _hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of the reasoning from a whole answer. vLLM reports them with those of the text."""
-    thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
-    for item in items:
-        parts = item.get("content") if item["type"] == "message" else None
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("logprobs"), list):
-                kept = logprobs_of(part.get("text"), {"content": part["logprobs"]}, after=thoughts)
-                part["logprobs"] = kept["content"] if kept else []

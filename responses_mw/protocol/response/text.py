@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..types import Item
-from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
+from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done, readable_text
 
 Source = Mapping[str, Any]
 """A source of a web search: ``url``, ``title`` and ``number`` (default: its position in the sequence, from 1)."""
@@ -132,6 +132,17 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
         if begin < start + len(text) and end > start:
             kept.append(entry)
     return {"content": kept}
+
+
+def hide_logprobs(items: list[Item]) -> None:
+    """Remove the log probabilities of the reasoning from a whole answer. vLLM reports them with those of the text."""
+    thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
+    for item in items:
+        parts = item.get("content") if item["type"] == "message" else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and isinstance(part.get("logprobs"), list):
+                kept = logprobs_of(part.get("text"), {"content": part["logprobs"]}, after=thoughts)
+                part["logprobs"] = kept["content"] if kept else []
 
 
 def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
