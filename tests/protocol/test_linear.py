@@ -26,7 +26,7 @@ from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
 from responses_mw.protocol.tool_kinds.client import as_pattern
-from responses_mw.protocol.tool_kinds.form import OfferedFunction, function_form
+from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
 
 TIMES = 4
 MOST = 2.2 * TIMES
@@ -128,14 +128,17 @@ def messages_answered_by_name(size: int) -> Work:
 
 def tools_of_one_name(size: int) -> Work:
     functions = [
-        OfferedFunction({"type": "function", "name": "f"}, function_form("f", namespace=str(index))) for index in range(size)
+        OfferedFunction({"type": "function", "name": "f"}, CallForm("function_call", {"name": "f", "namespace": str(index)}))
+        for index in range(size)
     ]
     return lambda: distinct(functions)
 
 
 def tools_of_long_names(size: int) -> Work:
     names = [f"{'x' * 58}{index:06d}" for index in range(size)] * 2
-    functions = [OfferedFunction({"type": "function", "name": name}, function_form(name)) for name in names]
+    functions = [
+        OfferedFunction({"type": "function", "name": name}, CallForm("function_call", {"name": name})) for name in names
+    ]
     return lambda: distinct(functions)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..chat.chunks import ToolCall, ToolCalls
 from ..request.items import text_of
 from ..request.tools import choice_names
-from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
+from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
 from ..types import Document, Item
 from .document import IdSource, ResponseBuilder, ResponseOptions, shown
 from .events import CALL_TEXTS, DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done, ending
@@ -276,7 +276,7 @@ class ItemBuilder(ResponseBuilder):
         return call.form
 
     def _decided_form(self, call: ToolCall) -> CallForm | None:
-        form = self._forms.get(call.name) or function_form(call.name)
+        form = self._forms.get(call.name) or CallForm("function_call", {"name": call.name})
         if form.members.get("approval_request_id"):
             return form  # requested by the model before, and approved by the client now
         if self._allowed is not None and call.name not in self._allowed:

@@ -25,7 +25,6 @@ from .form import (
     call_kind,
     check_call_id,
     flat_name,
-    function_form,
     output_kind,
     paragraphs,
     parse_shallow,
@@ -52,8 +51,8 @@ def _names(name: str, namespace: str | None) -> dict[str, str]:
 
 
 def _offer_function(tool: Tool, namespace: str | None) -> OfferedFunction:
-    name = tool["name"]
-    return OfferedFunction({**tool, "name": flat_name(namespace, name)}, function_form(**_names(name, namespace)))
+    form = CallForm("function_call", _names(tool["name"], namespace))
+    return OfferedFunction({**tool, "name": flat_name(namespace, tool["name"])}, form)
 
 
 FUNCTION = ToolKind(

@@ -121,12 +121,6 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
     return tool
 
 
-def function_form(name: str, **members: Any) -> CallForm:
-    """The form of a client function; ``members`` may hold its ``namespace``."""
-    named = {"name": name, **members}
-    return CallForm("function_call", named)
-
-
 def flat_name(namespace: str | None, name: str) -> str:
     """The name of a tool's function: ``<namespace>__<name>``, of at most 64 letters, digits, ``_`` and ``-``.
 
