@@ -36,7 +36,7 @@ def _message(ids: RunIds, role: str, text: str) -> dict[str, Any]:
 
 
 async def _turn(state: State, parent: str | None) -> str:
-    """Store a response that continues ``parent``, and return its id."""
+    """Store a response that continues `parent`, and return its id."""
     chain = await state.responses.chain(parent, OWNER) if parent else Chain.new()
     ids = RunIds(chain.tag)
     given = [_message(ids, "user", "Go on.")]

@@ -1,4 +1,4 @@
-"""An embeddings server that needs no model: ``python -m benchmarks.embeddings --port N``.
+"""An embeddings server that needs no model: `python -m benchmarks.embeddings --port N`.
 
 A vector contains the hashed counts of a text's words and letter sequences (feature hashing). Texts with similar letters have
 similar vectors, whatever they mean, which is the hardest case for a cache.
@@ -29,7 +29,7 @@ def features(text: str) -> list[str]:
 
 
 def embed(text: str) -> list[float]:
-    """Return the unit vector of ``text``."""
+    """Return the unit vector of `text`."""
     vector = np.zeros(DIMENSIONS)
     for feature in features(text):
         digest = int.from_bytes(hashlib.blake2b(feature.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
@@ -40,7 +40,7 @@ def embed(text: str) -> list[float]:
 
 
 async def embeddings(request: Request) -> Response:
-    """Answer ``POST /v1/embeddings`` for one text."""
+    """Answer `POST /v1/embeddings` for one text."""
     asked = orjson.loads(await request.body())
     row = {"object": "embedding", "index": 0, "embedding": embed(asked["input"])}
     usage = {"prompt_tokens": 0, "total_tokens": 0}

@@ -1,4 +1,4 @@
-"""``python -m responses_mw``: the command line."""
+"""`python -m responses_mw`: the command line."""
 
 from .cli import main
 

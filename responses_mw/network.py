@@ -27,7 +27,7 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return the address family for a socket that listens on ``host``, an address or a name."""
+    """Return the address family for a socket that listens on `host`, an address or a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

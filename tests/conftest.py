@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Wrap = Callable[[ASGIApp], ASGIApp]
 
 
-# Few examples in every run of the suite; ``scripts/test-deep`` tries many. No check depends on how busy the machine is.
+# Few examples in every run of the suite; `scripts/test-deep` tries many. No check depends on how busy the machine is.
 _CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile("quick", max_examples=8, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.register_profile("deep", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
@@ -132,7 +132,7 @@ def upstream() -> ScriptedUpstream:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests that are marked with ``both_mounts`` once for each way to reach the upstream."""
+    """Run the tests that are marked with `both_mounts` once for each way to reach the upstream."""
     if metafunc.definition.get_closest_marker("both_mounts") and "mount" in metafunc.fixturenames:
         metafunc.parametrize("mount", ["proxy", "mounted"])
 
@@ -151,7 +151,7 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
-    """Starts ours at a mount, with the settings that are given, in front of another ``upstream`` (or its URL) if one is."""
+    """Starts ours at a mount, with the settings that are given, in front of another `upstream` (or its URL) if one is."""
 
     def start(
         mount: str,
@@ -180,7 +180,7 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
 
 @pytest.fixture
 def start(start_at: Start, mount: str) -> Start:
-    """Starts ours at either mount, with the settings that are given. Background responses need ``auth__secret_keys``."""
+    """Starts ours at either mount, with the settings that are given. Background responses need `auth__secret_keys`."""
     return lambda **settings: start_at(mount, **settings)
 
 

@@ -38,7 +38,7 @@ class ConversationRoutes:
     reader: Reader
 
     async def create(self, request: Request) -> ASGIApp:
-        """``POST /v1/conversations``"""
+        """`POST /v1/conversations`"""
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
@@ -48,12 +48,12 @@ class ConversationRoutes:
         return JSONResponse(_shown(conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        """``GET /v1/conversations/{conversation_id}``"""
+        """`GET /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
     async def update(self, request: Request) -> ASGIApp:
-        """``POST /v1/conversations/{conversation_id}``"""
+        """`POST /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         # The official client sends null to remove all metadata. A missing member is more likely a mistake.
         body, _ = await self._body(request, "metadata", required="metadata")
@@ -61,13 +61,13 @@ class ConversationRoutes:
         return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))
 
     async def delete(self, request: Request) -> ASGIApp:
-        """``DELETE /v1/conversations/{conversation_id}``"""
+        """`DELETE /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         await state.conversations.delete(_id(request), caller.owner)
         return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
     async def create_items(self, request: Request) -> ASGIApp:
-        """``POST /v1/conversations/{conversation_id}/items``"""
+        """`POST /v1/conversations/{conversation_id}/items`"""
         include = included(request)
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items")
@@ -80,20 +80,20 @@ class ConversationRoutes:
         return JSONResponse(listed(Page(items, has_more=False), include))
 
     async def items(self, request: Request) -> ASGIApp:
-        """``GET /v1/conversations/{conversation_id}/items``"""
+        """`GET /v1/conversations/{conversation_id}/items`"""
         include, page = included(request), paging(request)
         state, caller = await self._verified(request)
         return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
     async def item(self, request: Request) -> ASGIApp:
-        """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
+        """`GET /v1/conversations/{conversation_id}/items/{item_id}`"""
         include = included(request)
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
-        """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""
+        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`: returns the conversation"""
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))

@@ -55,10 +55,10 @@ _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 
 
 class Cache:
-    """The cache of all owners. ``redis`` is the state's client; ``embeddings`` enables the semantic mode.
+    """The cache of all owners. `redis` is the state's client; `embeddings` enables the semantic mode.
 
-    ``deployment`` identifies everything besides the request that affects an answer. Vectors and records that this process holds
-    take up to ``memory_bytes``.
+    `deployment` identifies everything besides the request that affects an answer. Vectors and records that this process holds
+    take up to `memory_bytes`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Cache:
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
     ) -> Key | Uncacheable:
-        """Return the key of ``request`` in this deployment, or report why it is not cacheable."""
+        """Return the key of `request` in this deployment, or report why it is not cacheable."""
         key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
         if isinstance(key, Uncacheable):
             _report_miss(key)
@@ -112,10 +112,10 @@ class Cache:
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
-        """Look up the answer to ``key``. If an equal request is computing it, wait up to ``MAX_WAIT`` seconds for it.
+        """Look up the answer to `key`. If an equal request is computing it, wait up to `MAX_WAIT` seconds for it.
 
-        If ``streamed``, wait up to ``STREAM_WAIT`` seconds. ``headers`` and ``scope`` belong to the caller's request and are
-        used for the embedding. After a miss, compute the answer within ``flight``. Raises what ``gate`` raises.
+        If `streamed`, wait up to `STREAM_WAIT` seconds. `headers` and `scope` belong to the caller's request and are
+        used for the embedding. After a miss, compute the answer within `flight`. Raises what `gate` raises.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -160,7 +160,7 @@ class Cache:
         return await self._nearest(miss, scan, embed, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
-        """Look up the exact key until no other request is computing the answer, or ``wait`` seconds have passed."""
+        """Look up the exact key until no other request is computing the answer, or `wait` seconds have passed."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
@@ -196,7 +196,7 @@ class Cache:
         return self._embeddings.start(text, headers, scope)
 
     def _expect(self, key: Key, *, hit: bool) -> None:
-        """Remember whether the next lookup of ``key`` is likely to be an exact hit, so that it needs no embedding."""
+        """Remember whether the next lookup of `key` is likely to be an exact hit, so that it needs no embedding."""
         if len(self._expected) >= _MAX_EXPECTED:
             self._expected.clear()
         (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
@@ -224,7 +224,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """Hold the flight of ``miss`` while its answer is computed; ``keep`` ends it earlier."""
+        """Hold the flight of `miss` while its answer is computed; `keep` ends it earlier."""
         renewing = asyncio.create_task(self._renew(miss.key, miss.token)) if miss.token is not None else None
         try:
             yield
@@ -234,9 +234,9 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
-        """Cache a finished ``document``, if it is cacheable; return whether it was cached.
+        """Cache a finished `document`, if it is cacheable; return whether it was cached.
 
-        Call this before the response is stored, so that deleting the response finds the entry. ``summary``: see ``texts_of``.
+        Call this before the response is stored, so that deleting the response finds the entry. `summary`: see `texts_of`.
         """
         texts = texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:

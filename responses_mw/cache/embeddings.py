@@ -1,7 +1,7 @@
-"""Embeddings from an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
+"""Embeddings from an OpenAI-compatible `/v1/embeddings` (OpenAI reference, "Create embeddings").
 
 The server is the upstream, which gets the caller's credential or the operator's key, or another server, which never gets the
-caller's headers. Every failure raises ``NoEmbedding``.
+caller's headers. Every failure raises `NoEmbedding`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """A client of the embeddings server, reached by ``transport``.
+    """A client of the embeddings server, reached by `transport`.
 
-    ``base`` is the upstream's URL without ``/v1``, and ``api_key`` the upstream's key. Raises ``ModuleNotFoundError`` without
+    `base` is the upstream's URL without `/v1`, and `api_key` the upstream's key. Raises `ModuleNotFoundError` without
     numpy.
     """
 
@@ -75,11 +75,11 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        """Start the embedding of ``text``, as in ``embed``. A failure is logged."""
+        """Start the embedding of `text`, as in `embed`. A failure is logged."""
         return asyncio.create_task(self._embed_or_warn(text, headers, scope))
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
-        """Return the vector of ``text``. ``headers`` and ``scope`` belong to the caller's request. Raises ``NoEmbedding``."""
+        """Return the vector of `text`. `headers` and `scope` belong to the caller's request. Raises `NoEmbedding`."""
         with measured_embedding(self._parameters["model"]):
             return await self._embed(text, headers, scope)
 

@@ -1,8 +1,8 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
 The *partition* of a key is a hash of everything that shapes an answer except the last user text. In doubt a field is included:
-a superfluous field costs hits, a missing field causes wrong answers. Every field of ``CreateResponse`` is hashed unless it is
-in ``NEUTRAL``.
+a superfluous field costs hits, a missing field causes wrong answers. Every field of `CreateResponse` is hashed unless it is
+in `NEUTRAL`.
 
 A request is cacheable only if its last turn is exactly one user text, the model cannot call a tool (including those that the
 history brings), and there is no image, file, audio or video anywhere: the content behind a URL may change.
@@ -12,7 +12,7 @@ stored. An answer is stored only if it can be replayed exactly. A hit is replaye
 are made as for an answer of the upstream.
 
     C<json>       unencrypted
-    S<envelope>   sealed with ``auth.secret_keys``, bound to this entry of this owner
+    S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _APPROVAL = "mcp_approval_response"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The key of a request. ``exact`` is the hash of ``partition`` and ``text``."""
+    """The key of a request. `exact` is the hash of `partition` and `text`."""
 
     owner: str
     partition: str
@@ -77,13 +77,13 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Uncacheable:
-    """A request that is never cached. The reason is ``uncacheable:`` and a cause of ``_obstacle``."""
+    """A request that is never cached. The reason is `uncacheable:` and a cause of `_obstacle`."""
 
     reason: str
 
     @property
     def header(self) -> str:
-        """The value of ``x-responses-cache``."""
+        """The value of `x-responses-cache`."""
         return f"miss; reason={self.reason}"
 
 
@@ -96,10 +96,10 @@ def key_of(
     headers: Mapping[str, str] | None = None,
     deployment: str = "",
 ) -> Key | Uncacheable:
-    """Return the key of ``request``, or why it is not cacheable.
+    """Return the key of `request`, or why it is not cacheable.
 
-    ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name for the model;
-    ``headers`` are the forwarded headers; ``deployment`` distinguishes upstreams.
+    `items` is everything that the model sees, with the input last; `model` is the upstream's name for the model;
+    `headers` are the forwarded headers; `deployment` distinguishes upstreams.
     """
     if cause := _obstacle(request, items):
         return Uncacheable(f"uncacheable:{cause}")
@@ -124,10 +124,10 @@ _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.n
 
 
 def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
-    """Return why ``request`` is not cacheable; empty if it is.
+    """Return why `request` is not cacheable; empty if it is.
 
-    The reason is ``background``, ``tools``, ``logprobs``, ``messages`` (vLLM's ``enable_response_messages``), ``input`` (the
-    last turn is not one user text) or ``content`` (an earlier item is not only text).
+    The reason is `background`, `tools`, `logprobs`, `messages` (vLLM's `enable_response_messages`), `input` (the
+    last turn is not one user text) or `content` (an earlier item is not only text).
     """
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
@@ -181,7 +181,7 @@ def _hash(data: bytes) -> str:
 # -- records -----------------------------------------------------------------------------------------------------------------
 
 Text = tuple[str, str]
-"""A kind (``reasoning`` or ``content``) and the text."""
+"""A kind (`reasoning` or `content`) and the text."""
 
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
@@ -195,9 +195,9 @@ _REPLAYED = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: its ``texts`` in order, its ``usage``, its lifetime (seconds), and its question's ``signature``.
+    """A cached answer: its `texts` in order, its `usage`, its lifetime (seconds), and its question's `signature`.
 
-    It is bound to an ``owner``, an exact ``key`` and a version.
+    It is bound to an `owner`, an exact `key` and a version.
     """
 
     owner: str
@@ -216,7 +216,7 @@ def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, 
     """Return the texts of a finished answer; None if it is not cacheable.
 
     An answer is not cacheable if it failed, was cut off or refused, called a tool, or contains anything that a replay would
-    lose. ``summary`` is None for Chat Completions upstreams. For an upstream with a Responses API, it says whether a replay
+    lose. `summary` is None for Chat Completions upstreams. For an upstream with a Responses API, it says whether a replay
     turns reasoning into a summary.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
@@ -257,7 +257,7 @@ def replay(texts: Sequence[Text]) -> list[Chunk]:
 
 
 def pack(entry: Entry, sealer: Sealer) -> bytes:
-    """Return the stored form of ``entry``, sealed if the sealer's keys are shared by all replicas."""
+    """Return the stored form of `entry`, sealed if the sealer's keys are shared by all replicas."""
     data = orjson.dumps(entry)
     if sealer.is_shared:
         return b"S" + sealer.seal(data, purpose=_purpose(entry.key), owner=entry.owner).encode()
@@ -265,9 +265,9 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 
 
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
-    """Return the entry of ``owner`` under ``exact``.
+    """Return the entry of `owner` under `exact`.
 
-    Raises ``ValueError`` if the record is damaged, sealed with another key, or was stored under another key or owner.
+    Raises `ValueError` if the record is damaged, sealed with another key, or was stored under another key or owner.
     """
     entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):

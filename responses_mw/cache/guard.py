@@ -6,11 +6,11 @@ hardly change a vector.
 1. Numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and
    compare must be the same in both texts, and the words in both must have the same order.
 2. A strict guard (the default) requires all other words to be the same too, except for spelling, synonyms, plurals and ways of
-   asking: the vector finds candidates, but does not decide. A ``loose`` guard leaves these words to the vector.
+   asking: the vector finds candidates, but does not decide. A `loose` guard leaves these words to the vector.
 3. A text in a script other than Latin, one that looks like code, and one without any content word match only themselves.
 4. A wrong refusal costs a call to the upstream, a wrong hit gives a wrong answer: in doubt the guard refuses.
 
-The guard compares ``Signature``s, which contain salted hashes of words. The text itself is not stored.
+The guard compares `Signature`s, which contain salted hashes of words. The text itself is not stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The properties of a text that the guard compares, as hashes. If a text is not ``plain``, only ``whole`` is compared."""
+    """The properties of a text that the guard compares, as hashes. If a text is not `plain`, only `whole` is compared."""
 
     whole: str
     plain: bool
@@ -58,7 +58,7 @@ class Signature:
     """Singulars without an article: mass nouns, names and verbs."""
     plurals: Hashes = ()
     definite: Hashes = ()
-    """Words after "the". ``indefinite`` has words after "a"."""
+    """Words after "the". `indefinite` has words after "a"."""
     indefinite: Hashes = ()
     forms: Hashes = ()
     """Words as written, to be compared with the other text's names."""
@@ -83,7 +83,7 @@ RULES = {
     "words": "other words differ (cache.guard: loose leaves these to the similarity)",
     "order": "the words are in a different order",
 }
-"""The meaning of each result of ``difference``, in the order of comparison."""
+"""The meaning of each result of `difference`, in the order of comparison."""
 
 KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
 """The lists that must be equal in two texts, in the order of comparison."""
@@ -95,7 +95,7 @@ _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first of the ``RULES`` by which the two texts differ; None if one answer serves both."""
+    """Return the first of the `RULES` by which the two texts differ; None if one answer serves both."""
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in KINDS:
@@ -112,7 +112,7 @@ def difference(one: Signature, other: Signature, *, strict: bool = True) -> str 
 
 
 def _names_differ(one: Signature, other: Signature) -> bool:
-    """Return whether a name of ``one`` is missing in ``other``, or not capitalized there although others are."""
+    """Return whether a name of `one` is missing in `other`, or not capitalized there although others are."""
     if not set(one.names) <= set(other.forms):
         return True
     return one.careful and other.careful and not set(one.proper) <= set(other.names)
@@ -121,14 +121,14 @@ def _names_differ(one: Signature, other: Signature) -> bool:
 def _number_matters(one: Signature, other: Signature) -> bool:
     """Return whether the number or the article of a word makes a difference.
 
-    It does if ``one`` has the plural of a word without an article in ``other`` (damage and damages, http and https), or
-    "the" where ``other`` has "a".
+    It does if `one` has the plural of a word without an article in `other` (damage and damages, http and https), or
+    "the" where `other` has "a".
     """
     return not (set(one.plurals).isdisjoint(other.bare) and set(one.definite).isdisjoint(other.indefinite))
 
 
 def signature(text: str, *, salt: str = "") -> Signature:
-    """Return the signature of ``text``. Signatures are comparable only under the same ``salt``."""
+    """Return the signature of `text`. Signatures are comparable only under the same `salt`."""
     digest = _digest(salt)
     ascii_only = text.isascii()
     plain_text = " ".join((text if ascii_only else unicodedata.normalize("NFKC", text).translate(_PLAIN)).split())
@@ -149,7 +149,7 @@ def signature(text: str, *, salt: str = "") -> Signature:
 
 
 def _digest(salt: str) -> Callable[[str], str]:
-    """Return the function that hashes a word under ``salt``."""
+    """Return the function that hashes a word under `salt`."""
     key = hashlib.sha256(salt.encode()).digest()
     return lambda word: hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=6).hexdigest()
 
@@ -160,7 +160,7 @@ def _question_mark(text: str) -> str:
 
 
 def _keeps_meaning(letter: str) -> bool:
-    """Return whether NFKC preserves the meaning of ``letter``: 10² is not 102."""
+    """Return whether NFKC preserves the meaning of `letter`: 10² is not 102."""
     return not unicodedata.decomposition(letter).startswith(_CHANGES_MEANING)
 
 
@@ -184,7 +184,7 @@ class _Reading:
     English text is normalized: the way of asking is removed, plurals and a few synonyms become one word. A text in another
     language, or one about words (spell, translate, a programming language), is read word by word.
 
-    ``lists`` has a list for each class; ``words`` in it has all words that are compared, in order.
+    `lists` has a list for each class; `words` in it has all words that are compared, in order.
     """
 
     def __init__(self, text: str) -> None:
@@ -304,7 +304,7 @@ def _unit(word: Word, *, after_number: bool) -> str | None:
 
 
 def _cased(word: Word, noted: str) -> str:
-    """Mark ``noted`` as capitalized if that makes it another word (Turkey and turkey, G and g)."""
+    """Mark `noted` as capitalized if that makes it another word (Turkey and turkey, G and g)."""
     if len(word.text) == 1:
         return noted + "^" if word.case else noted
     return noted + word.case if word.text in lexicon.CASED else noted

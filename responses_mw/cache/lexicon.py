@@ -1,7 +1,7 @@
-"""The words that the guard knows, read from ``words.txt``, how a text is split into words, and which ways of asking are alike.
+"""The words that the guard knows, read from `words.txt`, how a text is split into words, and which ways of asking are alike.
 
 A missing word only costs hits: an unknown word must be in both texts. "How do I", "how can I" and "how to" ask the same; so do
-"which time zone is" and "what time zone is". The words that only ask are removed; they determine the ``kind`` of the question,
+"which time zone is" and "what time zone is". The words that only ask are removed; they determine the `kind` of the question,
 which must be the same in both texts.
 """
 
@@ -112,9 +112,9 @@ _BRITISH = (
 
 
 class Word(NamedTuple):
-    """A lower-case word, a number (``#`` and its digits), or a symbol.
+    """A lower-case word, a number (`#` and its digits), or a symbol.
 
-    ``case`` is ``^`` for a capitalized word, and ``?`` for one that begins a sentence.
+    `case` is `^` for a capitalized word, and `?` for one that begins a sentence.
     """
 
     text: str
@@ -122,7 +122,7 @@ class Word(NamedTuple):
 
 
 def tokens(text: str) -> list[Word]:
-    """Return the words, numbers and significant symbols of ``text``."""
+    """Return the words, numbers and significant symbols of `text`."""
     words: list[Word] = []
     begins = True
     for match in _TOKEN.finditer(text):
@@ -172,7 +172,7 @@ def spelled(text: str) -> str:
 
 
 def _words(text: str, case: str) -> list[Word]:
-    """Split a word: expand contractions, separate French elisions and hyphenated words. ``case`` marks a capital."""
+    """Split a word: expand contractions, separate French elisions and hyphenated words. `case` marks a capital."""
     lower = text.casefold() if "ß" not in text else text.lower()
     if lower in CONTRACTIONS:
         return [Word(word) for word in CONTRACTIONS[lower]]
@@ -204,9 +204,9 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 
 
 class Frame(NamedTuple):
-    """Phrases at the beginning of a question that are removed; the rest is a question of this ``kind``.
+    """Phrases at the beginning of a question that are removed; the rest is a question of this `kind`.
 
-    The next word must be in ``before`` and not in ``unless``, and the word after it in ``then``. An empty set is ignored.
+    The next word must be in `before` and not in `unless`, and the word after it in `then`. An empty set is ignored.
     """
 
     phrases: frozenset[Phrase]
@@ -216,7 +216,7 @@ class Frame(NamedTuple):
     unless: frozenset[str] = frozenset()
 
     def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether the frame may be removed before ``texts``."""
+        """Return whether the frame may be removed before `texts`."""
         after, next_but_one = (*texts, "", "")[:2]
         follows = (not self.before or after in self.before) and after not in self.unless
         return follows and (not self.then or next_but_one in self.then)
@@ -246,7 +246,7 @@ _BOUND = CRITICAL | DIRECTIONS | POLAR | BE
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
     """Return the kind of the question, and its words without phrases such as "how do I" and "please tell me".
 
-    ``asked``: whether the text ends with a question mark.
+    `asked`: whether the text ends with a question mark.
     """
     words = _normalized(words)
     texts = [word.text for word in words]
@@ -274,7 +274,7 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """Return the article of the one thing that a question asks for: ``the``, ``none``, or nothing for "a" and for plurals.
+    """Return the article of the one thing that a question asks for: `the`, `none`, or nothing for "a" and for plurals.
 
     It distinguishes *the time* from *time*, and *a light* from *light*.
     """
@@ -286,7 +286,7 @@ def article(kind: str, words: Sequence[Word]) -> str:
 
 
 def _first_frame(texts: list[str]) -> tuple[str, int]:
-    """Return the kind and the length of the frame with which ``texts`` begin, with a following comma; length 0 for none."""
+    """Return the kind and the length of the frame with which `texts` begin, with a following comma; length 0 for none."""
     for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
         length = len(phrase)
         if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
@@ -295,7 +295,7 @@ def _first_frame(texts: list[str]) -> tuple[str, int]:
 
 
 def _addresses_reader(phrase: Sequence[str], rest: Sequence[str]) -> bool:
-    """Return whether "you" in ``phrase`` is the model: How do you store my data? is not How do I store my data?"""
+    """Return whether "you" in `phrase` is the model: How do you store my data? is not How do I store my data?"""
     return "you" in phrase and not PERSONS.isdisjoint(rest)
 
 
@@ -333,7 +333,7 @@ def _normalized(words: list[Word]) -> list[Word]:
 
 
 def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Return whether "which" at ``place`` means "what": before a noun and its verb (which time zone is), or a superlative
+    """Return whether "which" at `place` means "what": before a noun and its verb (which time zone is), or a superlative
     (which is the largest). Elsewhere it asks for a choice (which is right?)."""
     if texts[place] != "which":
         return False
@@ -345,7 +345,7 @@ def _is_what(texts: Sequence[str], place: int) -> bool:
 
 
 def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Return whether "there" at ``place`` has no meaning: how many planets are there in the solar system."""
+    """Return whether "there" at `place` has no meaning: how many planets are there in the solar system."""
     return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
 
 

@@ -5,7 +5,7 @@
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
 The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
-higher threshold. The operator's ``cache.max_mode``, ``cache.ttl`` and ``cache.threshold`` limit what it gets.
+higher threshold. The operator's `cache.max_mode`, `cache.ttl` and `cache.threshold` limit what it gets.
 
 It gets a hit, or a miss with a reason, which is in the access line, in the header, and the label of a metric:
 
@@ -48,9 +48,9 @@ _MAX_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A cache policy. ``mode`` is one of ``MODES``, ``ttl`` is in seconds.
+    """A cache policy. `mode` is one of `MODES`, `ttl` is in seconds.
 
-    ``read`` and ``write`` say whether answers are looked up and stored.
+    `read` and `write` say whether answers are looked up and stored.
     """
 
     mode: str
@@ -75,10 +75,10 @@ _options = checks.closed_object(
 
 
 def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored: bool) -> Policy:
-    """Return the policy of a request with this ``cache`` field and ``X-Responses-Cache`` header (None: not given).
+    """Return the policy of a request with this `cache` field and `X-Responses-Cache` header (None: not given).
 
-    ``stored`` is the request's ``store``: with ``store: false`` nothing is cached, unless the request itself names a mode.
-    Raises ``BadRequest`` for an invalid value.
+    `stored` is the request's `store`: with `store: false` nothing is cached, unless the request itself names a mode.
+    Raises `BadRequest` for an invalid value.
     """
     asked = {**_parse_header(header), **_parse_body(body)}
     highest = max(settings.mode, settings.max_mode, key=MODES.index)
@@ -146,9 +146,9 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds.
+    """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`; `age` is in seconds.
 
-    ``usage`` is that of the first answer, with ``"cache": kind``: its tokens were counted then.
+    `usage` is that of the first answer, with `"cache": kind`: its tokens were counted then.
     """
 
     kind: str
@@ -159,7 +159,7 @@ class Hit:
 
     @property
     def header(self) -> str:
-        """The value of ``x-responses-cache``."""
+        """The value of `x-responses-cache`."""
         return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
 
 

@@ -44,7 +44,7 @@ class Scan:
     """Linear search in the vectors of a partition, which are held in this process.
 
     Recently matched records are held too: this saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
-    records take up to ``max_bytes``; the least recently used partition is dropped first.
+    records take up to `max_bytes`; the least recently used partition is dropped first.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Scan:
         """Space of the last vector; None before the first."""
 
     def stored(self, vector: Vector) -> tuple[str, bytes]:
-        """Return the space of ``vector`` and its stored form."""
+        """Return the space of `vector` and its stored form."""
         return self._space_of(vector), encode_vector(vector)
 
     def known(self, key: Key) -> tuple[str, int] | None:
@@ -70,9 +70,9 @@ class Scan:
     async def nearest(
         self, key: Key, vector: Vector, threshold: float, count: int = MAX_MATCHES, page: Page | None = None
     ) -> list[Match]:
-        """Return up to ``count`` entries that reach the threshold, nearest first.
+        """Return up to `count` entries that reach the threshold, nearest first.
 
-        ``page`` is what the exact lookup has read after ``known``; if there is more, it is read here.
+        `page` is what the exact lookup has read after `known`; if there is more, it is read here.
         """
         self._latest = self._space_of(vector)
         place = key.partition, self._latest
@@ -90,13 +90,13 @@ class Scan:
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
-        """Return the similarity of the nearest entry known here; None if it is below ``floor``."""
+        """Return the similarity of the nearest entry known here; None if it is below `floor`."""
         partition = self._partitions.get((key.partition, self._space_of(vector)))
         near = partition.vectors.nearest(vector, floor, 1, _now()) if partition is not None else []
         return near[0][1] if near else None
 
     def _space_of(self, vector: Vector) -> str:
-        """Return the space of ``vector``: only vectors of the same model and size are comparable."""
+        """Return the space of `vector`: only vectors of the same model and size are comparable."""
         return f"{self._space}{len(vector):x}"
 
     async def _records(
@@ -122,7 +122,7 @@ def _now() -> int:
 
 
 class _Partition:
-    """What this process has read of a partition in one ``space``, up to entry number ``last``."""
+    """What this process has read of a partition in one `space`, up to entry number `last`."""
 
     def __init__(self, space: str, dimensions: int) -> None:
         self.space = space
@@ -198,7 +198,7 @@ def _split(stored: bytes) -> tuple[int, bytes]:
 
 
 def unit_vector(numbers: object) -> Vector:
-    """Return ``numbers`` as a vector of length 1. Raises ``ValueError`` if it has no direction."""
+    """Return `numbers` as a vector of length 1. Raises `ValueError` if it has no direction."""
     with np.errstate(over="ignore"):  # an overflow is reported below
         try:
             vector = np.asarray(numbers, dtype=np.float32)
@@ -211,7 +211,7 @@ def unit_vector(numbers: object) -> Vector:
 
 
 def encode_vector(vector: Vector) -> bytes:
-    """Return ``vector`` as little-endian float16."""
+    """Return `vector` as little-endian float16."""
     return vector.astype(_STORED).tobytes()
 
 
@@ -271,7 +271,7 @@ class VectorTable:
             self._free.append(row)
 
     def shrink(self, limit: int, now: int) -> None:
-        """If there are more than ``limit`` entries, remove the expired ones, and then the oldest."""
+        """If there are more than `limit` entries, remove the expired ones, and then the oldest."""
         if len(self._rows) <= limit:
             return
         for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:
@@ -280,7 +280,7 @@ class VectorTable:
             self.remove(id_)
 
     def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
-        """Return ids and similarities of up to ``count`` unexpired entries that reach the threshold, nearest first."""
+        """Return ids and similarities of up to `count` unexpired entries that reach the threshold, nearest first."""
         head, tail = np.split(vector, [self._head])
         similarities = np.vecdot(self._heads, head)
         likely = similarities + self._tail_lengths * (np.linalg.norm(tail) + _ROUNDING) >= threshold - _ROUNDING
@@ -292,7 +292,7 @@ class VectorTable:
         return [(self._ids[rows[place]], float(similarities[place])) for place in best]
 
     def _row(self, id_: str) -> int:
-        """Return a row for ``id_``, which becomes the newest entry."""
+        """Return a row for `id_`, which becomes the newest entry."""
         row = self._rows.pop(id_, None)
         if row is None and self._free:
             row = self._free.pop()

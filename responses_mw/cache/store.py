@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts.
 
-Each owner has up to 16 shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one cluster slot. A partition is in one shard. The
+Each owner has up to 16 shards, `rmw:{c:<owner>:<0 to 15>}:...`, each in one cluster slot. A partition is in one shard. The
 number of shards is the number of full partitions that fit into the owner's limit. Each shard gets an equal part of the limit,
-so it always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
+so it always has room for one full partition. Every operation is one script (`lua/lib.lua` documents the keys).
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -43,7 +43,7 @@ _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
 
 
 class Redis(Protocol):
-    """The part of the state's client that the cache uses. Each call is one round trip and raises ``Unavailable``."""
+    """The part of the state's client that the cache uses. Each call is one round trip and raises `Unavailable`."""
 
     async def script(self, script: Any, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any: ...
 
@@ -54,10 +54,10 @@ class Redis(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries added to a partition after entry number ``after``: id, number, and expiry with vector (empty without one).
+    """Entries added to a partition after entry number `after`: id, number, and expiry with vector (empty without one).
 
-    ``last`` is the number of the shard's newest entry. ``removals`` changes when an entry is removed together with its
-    response. If the page is ``full``, there may be more entries.
+    `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its
+    response. If the page is `full`, there may be more entries.
     """
 
     space: str
@@ -70,7 +70,7 @@ class Page:
 
     @classmethod
     def parse(cls, space: str, after: int, limit: int, generation: bytes, reply: list[bytes]) -> Page:
-        """Parse the ``reply`` of ``since`` in ``lua/lib.lua``."""
+        """Parse the `reply` of `since` in `lua/lib.lua`."""
         last, removals, *rest = reply
         entries = [(id_.decode(), int(at), kept) for id_, at, kept in zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
         is_full = len(entries) >= limit
@@ -79,9 +79,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The result of an exact lookup. ``verdict`` is one of:
+    """The result of an exact lookup. `verdict` is one of:
 
-    hit     ``record`` is the entry, which expires in ``left`` seconds
+    hit     `record` is the entry, which expires in `left` seconds
     lead    no entry; this request computes the answer, and others wait for it
     wait    no entry; another request is computing the answer
     alone   no entry, and nobody waits for this request's answer
@@ -97,7 +97,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The size of the cache. ``bytes`` counts records and vectors, including those that expired since the last write."""
+    """The size of the cache. `bytes` counts records and vectors, including those that expired since the last write."""
 
     owners: int
     entries: int
@@ -118,10 +118,10 @@ class Entries:
     # -- one entry ------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
-        """Look up the entry under ``key``.
+        """Look up the entry under `key`.
 
-        If there is none and ``token`` is given, lease the flight to it for ``lease`` seconds unless another request holds it.
-        ``known`` is a space and the last entry number that the caller has read; the result then has a ``page``.
+        If there is none and `token` is given, lease the flight to it for `lease` seconds unless another request holds it.
+        `known` is a space and the last entry number that the caller has read; the result then has a `page`.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
@@ -132,12 +132,12 @@ class Entries:
         return LookupResult(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
-        """Return record and remaining seconds of entries in the partition of ``key``; None for an entry that is gone."""
+        """Return record and remaining seconds of entries in the partition of `key`; None for an entry that is gone."""
         reply = await self._redis.script(_READ, [self._key(key)], ids)
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
     async def since(self, key: Key, space: str, after: int, limit: int) -> Page:
-        """Return up to ``limit`` entries of the partition with a number above ``after``."""
+        """Return up to `limit` entries of the partition with a number above `after`."""
         generation, reply = await self._redis.script(_SINCE, [self._key(key)], [key.partition, space, after, limit])
         return Page.parse(space, after, limit, generation, reply)
 
@@ -152,9 +152,9 @@ class Entries:
         response: str,
         vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for ``ttl`` seconds and end the flight of ``token``. ``vector`` is its space and its encoded form.
+        """Store a record for `ttl` seconds and end the flight of `token`. `vector` is its space and its encoded form.
 
-        Return ``kept``, ``purged`` (the cache was purged since the lookup) or ``bound`` (the entry exceeds a limit).
+        Return `kept`, `purged` (the cache was purged since the lookup) or `bound` (the entry exceeds a limit).
         """
         space, encoded = vector
         facts = {
@@ -178,11 +178,11 @@ class Entries:
     # -- flights --------------------------------------------------------------------------------------------------
 
     async def renew(self, key: Key, token: str, lease: float) -> bool:
-        """Extend the flight of ``token``; return False if it no longer holds the flight."""
+        """Extend the flight of `token`; return False if it no longer holds the flight."""
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End a flight without an answer. With ``mark``, record for that many seconds that the answer cannot be cached, so that
+        """End a flight without an answer. With `mark`, record for that many seconds that the answer cannot be cached, so that
         the waiting requests do not wait for one of them again."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 
@@ -192,7 +192,7 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record, at most once a minute, that ``owner`` may have entries, so that purging all owners finds them.
+        """Record, at most once a minute, that `owner` may have entries, so that purging all owners finds them.
 
         This must happen before an answer is computed or stored.
         """
@@ -206,11 +206,11 @@ class Entries:
         self._registered[owner] = now + _REGISTER_INTERVAL
 
     async def forget(self, owner: str, response: str) -> bool:
-        """Remove the entry made from this response of ``owner``; return whether there was one."""
+        """Remove the entry made from this response of `owner`; return whether there was one."""
         return any(await self._each_shard(_FORGET, owner, response, _GENERATION_TTL_MS))
 
     async def purge(self, owner: str | None = None) -> int:
-        """Remove all entries of ``owner``, or of all owners; return their number."""
+        """Remove all entries of `owner`, or of all owners; return their number."""
         removed = 0
         for one in await self._owners() if owner is None else [owner]:
             is_first, left = 1, True
@@ -221,7 +221,7 @@ class Entries:
         return removed
 
     async def stats(self, owner: str | None = None) -> Stats:
-        """Return the size of the cache of ``owner``, or of all owners."""
+        """Return the size of the cache of `owner`, or of all owners."""
         totals = [0, 0, 0, 0]
         for one in await self._owners() if owner is None else [owner]:
             sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]

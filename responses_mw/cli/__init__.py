@@ -1,7 +1,7 @@
-"""The command line: ``responses-mw serve``, ``worker``, ``cache``, ``sandbox``, ``demo``.
+"""The command line: `responses-mw serve`, `worker`, `cache`, `sandbox`, `demo`.
 
-This module parses the arguments. The commands, with their flags, are in ``commands``, the server's processes in ``serve``, and
-``serve --check`` in ``check``.
+This module parses the arguments. The commands, with their flags, are in `commands`, the server's processes in `serve`, and
+`serve --check` in `check`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .commands import COMMANDS
 __all__ = ["COMMANDS", "main"]
 
 _SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
-"""Short flags by setting. pydantic-settings' ``cli_shortcuts`` does not allow names of groups."""
+"""Short flags by setting. pydantic-settings' `cli_shortcuts` does not allow names of groups."""
 
 _PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
 _ENDINGS = {
@@ -40,7 +40,7 @@ _ENDINGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of ``responses-mw``."""
+    """Entry point of `responses-mw`."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if name == "help" and rest and not rest[0].startswith("-"):
         name, *rest = rest[0], "--help"
@@ -66,7 +66,7 @@ def _usage() -> str:
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:
-    """Run a command with the settings from ``arguments``, the environment and the config file."""
+    """Run a command with the settings from `arguments`, the environment and the config file."""
     command = COMMANDS[name]
     parser = _Parser(command)
     source: CliSettingsSource[Any] = CliSettingsSource(
@@ -93,7 +93,7 @@ def _explained(error: ValidationError | SettingsError) -> str:
 
 
 class _Parser(ArgumentParser):
-    """Parser of flags for the settings that a command ``uses``; all settings if it does not define ``uses``."""
+    """Parser of flags for the settings that a command `uses`; all settings if it does not define `uses`."""
 
     def __init__(self, command: type[BaseSettings]) -> None:
         super().__init__(

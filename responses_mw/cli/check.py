@@ -1,4 +1,4 @@
-"""``responses-mw serve --check``: test the settings and everything that they name."""
+"""`responses-mw serve --check`: test the settings and everything that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_PROVEN = 8
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test everything that the settings name, print the results, and return the exit status: 0 if everything works.
 
-    ``unknown`` are environment variables that have the prefix of settings but name none. ``check_ports`` raises ``OSError`` if
+    `unknown` are environment variables that have the prefix of settings but name none. `check_ports` raises `OSError` if
     a port cannot be opened.
     """
     hasty = settings.model_copy(
@@ -147,7 +147,7 @@ async def _check_tools(settings: Settings) -> bool:
 
 
 async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None) -> bool:
-    """Open the tool, and call it if there are ``arguments``."""
+    """Open the tool, and call it if there are `arguments`."""
     try:
         toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, _accept)
         assert toolbox is not None

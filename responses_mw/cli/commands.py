@@ -1,4 +1,4 @@
-"""The commands. A command ``uses`` the settings that match its patterns; without ``uses``, all settings."""
+"""The commands. A command `uses` the settings that match its patterns; without `uses`, all settings."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def explain_cache(settings: CacheCommand) -> int:
 
 
 async def run_cache_command(settings: CacheCommand) -> int:
-    """Run ``stats`` or ``purge``, and return the exit status."""
+    """Run `stats` or `purge`, and return the exit status."""
     try:
         async with open_state(settings) as state:
             assert state is not None

@@ -1,6 +1,6 @@
-"""``responses-mw serve``, in one process or several, and the start message.
+"""`responses-mw serve`, in one process or several, and the start message.
 
-Of several processes (``--processes N``), each has its own socket (SO_REUSEPORT), and the kernel distributes the connections
+Of several processes (`--processes N`), each has its own socket (SO_REUSEPORT), and the kernel distributes the connections
 among them. Their parent reserves the port with a socket that does not listen. It handles no requests: it starts the processes,
 forwards signals to them, and replaces a process that exits. A process whose parent has exited drains and exits, too.
 """
@@ -57,7 +57,7 @@ def _run_server(
 ) -> None:
     """Serve until a signal stops the process.
 
-    ``started`` is called in the event loop once the server is listening. If ``listener`` is given, the server listens on it.
+    `started` is called in the event loop once the server is listening. If `listener` is given, the server listens on it.
     """
     import uvicorn
 
@@ -97,7 +97,7 @@ def _run_server(
 
 
 def check_ports(settings: ServeCommand) -> None:
-    """Raise ``OSError`` if the server's port or the admin port cannot be opened."""
+    """Raise `OSError` if the server's port or the admin port cannot be opened."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:
@@ -110,7 +110,7 @@ def check_ports(settings: ServeCommand) -> None:
 
 
 def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
-    """Print a headline that ends with ``started`` (what the process does), and the facts. JSON logs get a record instead."""
+    """Print a headline that ends with `started` (what the process does), and the facts. JSON logs get a record instead."""
     headline = f"responses-mw {VERSION} {started}"
     if settings.server.log_format == "json":
         log_facts(logging.getLogger("responses_mw"), headline, {"version": VERSION, **facts})
@@ -134,7 +134,7 @@ def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. ``dialect`` is None if the upstream has not answered yet."""
+    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",

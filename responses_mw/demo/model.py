@@ -3,7 +3,7 @@
 The arguments of calls and structured output are JSON schemas filled with values from the text. An enum gets the member that the
 text mentions, a number one of the text's numbers. A string gets what the text says about its property ("the city is Paris"),
 otherwise one of the text's names ("Ada Lovelace", "London"). If the text has no such value, a default of the right type is used
-(0, an empty list). ``pattern`` and ``multipleOf`` are ignored.
+(0, an empty list). `pattern` and `multipleOf` are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """A model's thought, which ``demo-thinker`` sends as reasoning, then a text or calls: name, and arguments as JSON."""
+    """A model's thought, which `demo-thinker` sends as reasoning, then a text or calls: name, and arguments as JSON."""
 
     thought: str
     text: str = ""
@@ -41,7 +41,7 @@ def _json(value: object) -> str:
 
 
 def _make_forced_call(request: ChatRequest) -> Reply | None:
-    """Call the tool that ``tool_choice`` names, or any tool if it is "required"."""
+    """Call the tool that `tool_choice` names, or any tool if it is "required"."""
     if request.named_tool is not None:
         tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
         return _call(request, tools, f"I have to call {request.named_tool}.")
@@ -73,7 +73,7 @@ def _wanted_tools(request: ChatRequest) -> list[Tool]:
 
 
 def _keywords(text: str) -> set[str]:
-    """Return the significant words: only "weather" for ``getWeather`` and for "get the weather"."""
+    """Return the significant words: only "weather" for `getWeather` and for "get the weather"."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text)
     return {word.lower() for word in _WORD.findall(spaced)} - _COMMON_WORDS
 
@@ -113,7 +113,7 @@ def _in_words(result: str) -> str:
 
 
 def _fill_format(request: ChatRequest) -> Reply | None:
-    """Fill the schema of ``response_format`` with values from the text. For ``json_object``, return the text and its values."""
+    """Fill the schema of `response_format` with values from the text. For `json_object`, return the text and its values."""
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -158,7 +158,7 @@ def _calculate(request: ChatRequest) -> Reply | None:
 
 
 def _evaluate(expression: str) -> Fraction:
-    """Return the exact value of numbers joined by ``+ - * /``. Raises `ZeroDivisionError`."""
+    """Return the exact value of numbers joined by `+ - * /`. Raises `ZeroDivisionError`."""
     terms = [Fraction(0)]
     for operator, number in re.findall(r"([-+*/])\s*([\d.]+)", f"+ {expression}"):
         value = Fraction(number)
@@ -290,7 +290,7 @@ class _Values:
         }
 
     def value(self, schema: Any, label: str, depth: int) -> Any:
-        """Return a value for ``schema``, a part of the root, which is the value of the property ``label``."""
+        """Return a value for `schema`, a part of the root, which is the value of the property `label`."""
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
@@ -306,7 +306,7 @@ class _Values:
         return self._makers[kind](schema, label, depth)
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Return the schema itself, or the definition that its ``$ref`` names."""
+        """Return the schema itself, or the definition that its `$ref` names."""
         for _ in range(_TOO_DEEP):
             if not isinstance(schema, dict):
                 raise SchemaError(f"a schema must be an object, not {schema!r}")
@@ -323,7 +323,7 @@ class _Values:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
     def _says(self, label: str) -> str:
-        """Return what the text says that ``label`` is: "Paris" for ``city`` in "my city is Paris."; "" if it does not."""
+        """Return what the text says that `label` is: "Paris" for `city` in "my city is Paris."; "" if it does not."""
         noun = re.escape(label.replace("_", " "))
         said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
         return said[1].strip() if said else ""
@@ -371,7 +371,7 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of a value for ``schema``: the first that is not null."""
+    """Return the type of a value for `schema`: the first that is not null."""
     kind = schema.get("type") or ("object" if "properties" in schema else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

@@ -40,7 +40,7 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OurServer:
-    """A running ``responses-mw serve``, and an ``openai`` client that talks to it."""
+    """A running `responses-mw serve`, and an `openai` client that talks to it."""
 
     url: str
     client: openai.OpenAI
@@ -49,7 +49,7 @@ class OurServer:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two replicas that share a Redis. ``client`` talks to one, ``other`` to the other, which ``kill_other`` kills."""
+    """Two replicas that share a Redis. `client` talks to one, `other` to the other, which `kill_other` kills."""
 
     client: openai.OpenAI
     other: openai.OpenAI
@@ -59,7 +59,7 @@ class Deployment:
 
 @contextmanager
 def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Run a replica at ``host`` and ``port``, another on a free port, their Valkey and an MCP server until the block ends.
+    """Run a replica at `host` and `port`, another on a free port, their Valkey and an MCP server until the block ends.
 
     Raises `ServerFailed`.
     """
@@ -93,7 +93,7 @@ def _cities() -> ASGIApp:
 
 
 def demo_upstream(pace: float) -> AbstractContextManager[str]:
-    """Serve the demo upstream on a free port until the block ends, and yield its URL. A token takes ``pace`` seconds."""
+    """Serve the demo upstream on a free port until the block ends, and yield its URL. A token takes `pace` seconds."""
     return _served(create_upstream(pace))
 
 
@@ -112,9 +112,9 @@ def _served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run ``responses-mw serve`` at ``host`` and ``port`` (0: any free port; None: 8080 if free) until the block ends.
+    """Run `responses-mw serve` at `host` and `port` (0: any free port; None: 8080 if free) until the block ends.
 
-    ``settings`` are environment variables. Raises `ServerFailed` if it exits early or does not start within 30 s.
+    `settings` are environment variables. Raises `ServerFailed` if it exits early or does not start within 30 s.
     """
     port = _first_free(host, 8080) if port is None else port
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]
@@ -142,7 +142,7 @@ def _first_free(host: str, *ports: int) -> int:
 
 
 def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file ``output``, and return the URL in it. Raises `ServerFailed`."""
+    """Wait for the start message in the file `output`, and return the URL in it. Raises `ServerFailed`."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")

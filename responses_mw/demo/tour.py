@@ -1,4 +1,4 @@
-"""The tour: calls from the official ``openai`` client to ``responses-mw``, printed and checked step by step."""
+"""The tour: calls from the official `openai` client to `responses-mw`, printed and checked step by step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CheckFailed(Exception):
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Run the tour with our server at ``host`` and ``port``, and return the exit status: 1 if a check failed.
+    """Run the tour with our server at `host` and `port`, and return the exit status: 1 if a check failed.
 
-    Port 0 is any free port; None is 8080 or, if that is taken, any free port. Unless ``once``, the servers keep running after
+    Port 0 is any free port; None is 8080 or, if that is taken, any free port. Unless `once`, the servers keep running after
     the tour until Ctrl-C.
     """
     _end_on_signals()
@@ -267,7 +267,7 @@ _OWN_DEPLOYMENT = """
 
 
 def _stay(ours: OurServer, status: int) -> int:
-    """Wait for Ctrl-C and return ``status``. If the server exits first, return 1."""
+    """Wait for Ctrl-C and return `status`. If the server exits first, return 1."""
     try:
         print(f"\nTry this one:\n   curl {ours.url}/v1/responses -H 'content-type: application/json' \\")
         print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
@@ -311,7 +311,7 @@ def _show(call: str) -> None:
 
 
 def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print the text of a stream as it comes, up to ``until``. Return the events, the text, and the seconds that it took."""
+    """Print the text of a stream as it comes, up to `until`. Return the events, the text, and the seconds that it took."""
     events, text, arrived = [], "", []
     _write("   answer   ")
     for event in stream:

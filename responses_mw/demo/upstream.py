@@ -1,6 +1,6 @@
 """The demo upstream: a Chat Completions server without a model, with the wire format of vLLM 0.32.
 
-An answer is a list of tokens. Each token is one *delta*, the ``delta`` object of a stream's chunk. An answer that is not
+An answer is a list of tokens. Each token is one *delta*, the `delta` object of a stream's chunk. An answer that is not
 streamed joins the same deltas, so the two forms cannot differ.
 """
 
@@ -38,7 +38,7 @@ Delta = dict[str, Any]
 
 
 class RequestError(Exception):
-    """The request is refused. ``status`` is the HTTP status, ``body`` is vLLM's error object."""
+    """The request is refused. `status` is the HTTP status, `body` is vLLM's error object."""
 
     def __init__(
         self, message: str, *, status: int = 400, error_type: str = "BadRequestError", param: str | None = None
@@ -84,7 +84,7 @@ class _FunctionDefinition(BaseModel):
 
 
 class Tool(BaseModel):
-    """A function of ``tools``, or the one that ``tool_choice`` names."""
+    """A function of `tools`, or the one that `tool_choice` names."""
 
     type: Literal["function"] = "function"
     function: _FunctionDefinition
@@ -150,7 +150,7 @@ class ChatRequest(BaseModel):
 
     @property
     def named_tool(self) -> str | None:
-        """The name of the function that ``tool_choice`` names."""
+        """The name of the function that `tool_choice` names."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
 
     @property
@@ -229,7 +229,7 @@ def _call_delta(call: dict[str, Any]) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. ``stop_reason`` is the stop string that ended it."""
+    """One answer. `stop_reason` is the stop string that ended it."""
 
     request: ChatRequest
     deltas: list[Delta]
@@ -250,7 +250,7 @@ class Answer:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
     def completion(self) -> dict[str, Any]:
-        """Return the answer as one ``chat.completion``."""
+        """Return the answer as one `chat.completion`."""
         choice = {
             "index": 0,
             "message": self._message(),
@@ -319,7 +319,7 @@ class Answer:
 
 
 def create_upstream(pace: float = 0.0) -> Starlette:
-    """Create the application, with the models ``demo`` and ``demo-thinker``. A token takes ``pace`` seconds."""
+    """Create the application, with the models `demo` and `demo-thinker`. A token takes `pace` seconds."""
 
     async def health(request: Request) -> Response:
         return Response()
@@ -352,7 +352,7 @@ def create_upstream(pace: float = 0.0) -> Starlette:
 
 
 async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
-    """Yield the chunks as server-sent events, ``pace`` seconds apart."""
+    """Yield the chunks as server-sent events, `pace` seconds apart."""
     for chunk in given.chunks():
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         await asyncio.sleep(pace)

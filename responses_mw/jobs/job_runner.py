@@ -283,7 +283,7 @@ class JobRunner:
 
 
 def secrets_purpose(response_id: str) -> str:
-    """Return the ``purpose`` with which a job's secrets are sealed and opened."""
+    """Return the `purpose` with which a job's secrets are sealed and opened."""
     return f"job {response_id}"
 
 

@@ -1,4 +1,4 @@
-"""Content parts: how each type is checked in a request and converted for a chat message, a row of ``PART_KINDS`` each."""
+"""Content parts: how each type is checked in a request and converted for a chat message, a row of `PART_KINDS` each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartKind(NamedTuple):
 
 
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
-    """The content of a chat message: a string for one text (with ``flat``, for several), otherwise a list of parts."""
+    """The content of a chat message: a string for one text (with `flat`, for several), otherwise a list of parts."""
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
     return _text(content) if is_text else content

@@ -4,10 +4,10 @@ Reading follows "Interpreting an event stream" of the WHATWG HTML specification 
 servers:
 
 1. Lines end in LF, CRLF or CR. A read may end anywhere, even within CRLF or a UTF-8 character.
-2. The value follows the colon and at most one space. Several ``data`` lines are joined with LF; comments and other fields
+2. The value follows the colon and at most one space. Several `data` lines are joined with LF; comments and other fields
    are ignored.
 3. Frames without data are ignored. An unterminated frame at the end of the stream counts.
-4. Old llama.cpp reports errors in a separate field, ``error: {...}``. It is returned as the data ``{"error": {...}}``.
+4. Old llama.cpp reports errors in a separate field, `error: {...}`. It is returned as the data `{"error": {...}}`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class FrameTooLong(ValueError):
-    """A frame has more than ``MAX_FRAME`` bytes."""
+    """A frame has more than `MAX_FRAME` bytes."""
 
 
 class SSEDecoder:
@@ -51,7 +51,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each frame that ``data`` completes, in order."""
+        """Return the data of each frame that `data` completes, in order."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
@@ -80,7 +80,7 @@ class SSEDecoder:
             raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
 
     def _take_pending(self, data: bytes) -> bytes:
-        """Return the pending bytes followed by ``data``. Nothing is pending afterwards."""
+        """Return the pending bytes followed by `data`. Nothing is pending afterwards."""
         whole = b"".join([*self._pending, data])
         self._pending.clear()
         self._size = 0
@@ -95,7 +95,7 @@ class SSEDecoder:
 
 
 def _is_one_frame(data: bytes) -> bool:
-    """Whether a read is exactly one ``data: ...`` line and a blank line, as it usually is while tokens stream."""
+    """Whether a read is exactly one `data: ...` line and a blank line, as it usually is while tokens stream."""
     end = len(data) - 2
     return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 
@@ -114,7 +114,7 @@ def _payload(block: bytes) -> bytes:
 
 
 def frame(event: str, data: bytes) -> bytes:
-    """Encode one frame. ``data`` is JSON without line breaks."""
+    """Encode one frame. `data` is JSON without line breaks."""
     return _head(event) + data + b"\n\n"
 
 

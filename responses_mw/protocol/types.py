@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 Item: TypeAlias = dict[str, Any]
 """An input or output item of a response: a message, a reasoning item, a function call, ..."""
 Part: TypeAlias = dict[str, Any]
-"""A content part of an item: ``input_text``, ``output_text``, ``refusal``, ``reasoning_text``, ..."""
+"""A content part of an item: `input_text`, `output_text`, `refusal`, `reasoning_text`, ..."""
 Tool: TypeAlias = dict[str, Any]
 """A tool definition of a request, in the flat form of the Responses API."""
 Document: TypeAlias = dict[str, Any]
 """A response object, as GET returns it."""
 Message: TypeAlias = dict[str, Any]
-"""A chat message, as ``/v1/chat/completions`` takes it."""
+"""A chat message, as `/v1/chat/completions` takes it."""
 ChatRequest: TypeAlias = dict[str, Any]
 """The body of a Chat Completions request."""
 Chunk: TypeAlias = dict[str, Any]
-"""A ``chat.completion.chunk``, or a whole completion in that shape."""
+"""A `chat.completion.chunk`, or a whole completion in that shape."""

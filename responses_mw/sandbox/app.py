@@ -1,4 +1,4 @@
-"""The sandbox as an MCP server: one tool, ``python``, at ``/mcp``."""
+"""The sandbox as an MCP server: one tool, `python`, at `/mcp`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
-    """Create the ASGI application. Its lifespan opens the containers, or raises ``SandboxError``."""
+    """Create the ASGI application. Its lifespan opens the containers, or raises `SandboxError`."""
     containers = Containers(settings)
 
     @asynccontextmanager

@@ -42,7 +42,7 @@ class SandboxError(Exception):
 
 
 class _Reply(BaseModel):
-    """The reply to a cell, as ``jail.launch`` writes it."""
+    """The reply to a cell, as `jail.launch` writes it."""
 
     model_config = ConfigDict(strict=True)
 
@@ -72,8 +72,8 @@ class PythonResult(BaseModel):
 class Containers:
     """All containers, as an async context manager: found by id, limited in number, kept for some time after their last use.
 
-    Entering it selects the strongest isolation available. Without namespaces, it raises ``SandboxError`` unless
-    ``allow_weak_isolation`` is set. Exiting it ends every container.
+    Entering it selects the strongest isolation available. Without namespaces, it raises `SandboxError` unless
+    `allow_weak_isolation` is set. Exiting it ends every container.
     """
 
     isolation: Isolation
@@ -97,10 +97,10 @@ class Containers:
         await asyncio.gather(*self._ending)
 
     async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
-        """Run ``code`` in the ``owner``'s container, or in a new one (None).
+        """Run `code` in the `owner`'s container, or in a new one (None).
 
-        The memory of a new container is limited to ``memory_bytes`` or the setting, whichever is lower. Raises
-        ``SandboxError``, also for another owner's container.
+        The memory of a new container is limited to `memory_bytes` or the setting, whichever is lower. Raises
+        `SandboxError`, also for another owner's container.
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
@@ -134,7 +134,7 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot. If there is none, end the container idle for longest. Raises ``SandboxError``."""
+        """Return a free slot. If there is none, end the container idle for longest. Raises `SandboxError`."""
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:
                 self._discard(min(idle, key=lambda container: container.last_used))
@@ -187,7 +187,7 @@ class Containers:
 
 
 class Container:
-    """A container. Call ``start`` first, and always call ``end``, even if it has ended already."""
+    """A container. Call `start` first, and always call `end`, even if it has ended already."""
 
     def __init__(self, container_id: str, slot: int, settings: SandboxSettings, isolation: Isolation, owner: str) -> None:
         self.id = container_id
@@ -206,7 +206,7 @@ class Container:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Start the processes and run ``first_cell``. Raises ``SandboxError`` with the last line of its errors."""
+        """Start the processes and run `first_cell`. Raises `SandboxError` with the last line of its errors."""
         try:
             await self._launch()
             first = await self.run(first_cell)

@@ -1,9 +1,9 @@
 """All settings, in small groups, and where they come from.
 
-Each setting is a flag of ``responses-mw serve`` (``--cache.mode``), an environment variable (``RESPONSES_MW_CACHE_MODE``) and a
-key of the TOML file that ``RESPONSES_MW_CONFIG`` names (``mode`` in the table ``cache``), in this order of precedence. Inside
+Each setting is a flag of `responses-mw serve` (`--cache.mode`), an environment variable (`RESPONSES_MW_CACHE_MODE`) and a
+key of the TOML file that `RESPONSES_MW_CONFIG` names (`mode` in the table `cache`), in this order of precedence. Inside
 vLLM there are no flags, because vLLM creates the middleware without arguments. Lists are JSON or comma-separated; durations and
-sizes may have a unit (``30s``, ``64MiB``). Flags are read by ``responses_mw.cli``.
+sizes may have a unit (`30s`, `64MiB`). Flags are read by `responses_mw.cli`.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings that only ``responses-mw serve`` has. Other processes may share its environment and config file."""
+"""Settings that only `responses-mw serve` has. Other processes may share its environment and config file."""
 
 _OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
-"""Prefixes of the variables of other ``responses-mw`` commands, which may share the environment."""
+"""Prefixes of the variables of other `responses-mw` commands, which may share the environment."""
 
 _SERVICE_LINK = re.compile(
     r"(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|(?:^|_)PORT=(?:tcp|udp|sctp)://"
 )
-"""Matches a variable that Kubernetes sets for a Service named ``responses-mw...``, as ``NAME=value`` without our prefix."""
+"""Matches a variable that Kubernetes sets for a Service named `responses-mw...`, as `NAME=value` without our prefix."""
 
 
 class _Source(PydanticBaseSettingsSource):
@@ -88,7 +88,7 @@ class _Source(PydanticBaseSettingsSource):
 class Environment(_Source):
     """Environment variables of a settings class, without the variables that Kubernetes sets for Services.
 
-    Raises ``SettingsError`` if a variable names a group instead of one of its settings.
+    Raises `SettingsError` if a variable names a group instead of one of its settings.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -106,9 +106,9 @@ class Environment(_Source):
 
 
 class _ConfigFile(_Source):
-    """The TOML file that the setting ``config`` names, with a table for each group.
+    """The TOML file that the setting `config` names, with a table for each group.
 
-    Raises ``SettingsError`` if the file cannot be read or contains unknown settings.
+    Raises `SettingsError` if the file cannot be read or contains unknown settings.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -174,13 +174,13 @@ class Settings(BaseSettings):
 
 
 def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
-    """Return the groups of ``settings`` by name."""
+    """Return the groups of `settings` by name."""
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Group)}
 
 
 def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
-    """Map each environment variable of ``settings`` to the path of its setting: a group and a name, or only a name."""
+    """Map each environment variable of `settings` to the path of its setting: a group and a name, or only a name."""
     prefix, kinds = str(settings.model_config["env_prefix"]), groups(settings)
     paths = [(name,) for name in settings.model_fields if name not in kinds]
     members = [(group, name) for group, kind in kinds.items() for name in kind.model_fields]
@@ -188,9 +188,9 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the environment variables that begin with ``RESPONSES_MW_`` but are not ``known``, with suggestions.
+    """Return the environment variables that begin with `RESPONSES_MW_` but are not `known`, with suggestions.
 
-    Variables with a prefix in ``ignored`` and variables that Kubernetes sets for Services are omitted.
+    Variables with a prefix in `ignored` and variables that Kubernetes sets for Services are omitted.
     """
     names = sorted(set(known))
     unknown = [name for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
@@ -222,7 +222,7 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables that begin with ``RESPONSES_MW_`` in upper case, except those that Kubernetes sets for Services."""
+    """Return the variables that begin with `RESPONSES_MW_` in upper case, except those that Kubernetes sets for Services."""
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
 
@@ -246,9 +246,9 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to ``name``, or "" if none is similar.
+    """Return a hint with the known name that is most similar to `name`, or "" if none is similar.
 
-    A known name that only adds a group or an ending to ``name`` is preferred to one that is spelled differently.
+    A known name that only adds a group or an ending to `name` is preferred to one that is spelled differently.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

@@ -216,7 +216,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""The providers of web search (``PROVIDERS`` in ``tools/search.py``), with the setting that each requires."""
+"""The providers of web search (`PROVIDERS` in `tools/search.py`), with the setting that each requires."""
 
 
 class SearchSettings(Group):

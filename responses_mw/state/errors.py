@@ -6,12 +6,12 @@ APIError
 ├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
 ├── OverBound            413  a response, history or conversation exceeds a maximum
 ├── OverQuota            429  the owner may not store more
-└── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading; see ``reason``
+└── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading; see `reason`
     ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
     └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
-Errors that may prevent a finished response from being stored have ``unstored``, the reason that the metric reports.
+Errors that may prevent a finished response from being stored have `unstored`, the reason that the metric reports.
 
 Fenced                   (internal) another worker owns this response: write nothing more
 EmbeddedFailed           (at startup) the embedded server cannot run
@@ -29,7 +29,7 @@ class Missing(NotFound):
     """
 
     def __init__(self, kind: str, object_id: str) -> None:
-        """``kind`` is the noun that begins the message: ``Response``, ``Conversation`` or ``Item``."""
+        """`kind` is the noun that begins the message: `Response`, `Conversation` or `Item`."""
         super().__init__(f"{kind} with id '{object_id}' not found.")
         self.object_id = object_id
 
@@ -83,7 +83,7 @@ class StateUnavailable(Unavailable):
     unstored = "redis_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
-        """``passing``: the cause may be temporary (a restart, a failover), so a commit should be retried."""
+        """`passing`: the cause may be temporary (a restart, a failover), so a commit should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
@@ -113,7 +113,7 @@ class Damaged(StateUnavailable):
     unstored = "damaged"
 
     def __init__(self, kind: str) -> None:
-        """``kind``: what the key holds, such as ``event log``."""
+        """`kind`: what the key holds, such as `event log`."""
         super().__init__(f"the stored {kind} is damaged")
         self.headers.clear()  # the damage is permanent: no Retry-After
 
@@ -127,7 +127,7 @@ class EmbeddedFailed(StartupError):
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:
-    """Raise the error for a script's ``answer`` about an object, if it is one that several scripts share."""
+    """Raise the error for a script's `answer` about an object, if it is one that several scripts share."""
     if answer == b"missing":
         raise Missing(kind, object_id)
     if answer == b"newer":

@@ -1,6 +1,6 @@
 """Idempotency keys: for each key of an owner, the request that it belongs to and the response to that request.
 
-    rmw:{i<hash>}:key   hash: ``request`` (its hash), ``token`` of the reservation, ``response`` (its id), ``done``
+    rmw:{i<hash>}:key   hash: `request` (its hash), `token` of the reservation, `response` (its id), `done`
 
 The name contains a hash of the owner and the key. While its request runs, a reservation has a lease, so a lost replica blocks
 the key for at most 30 seconds. Once the response exists, the reservation is kept for a day.
@@ -25,7 +25,7 @@ class Reservation:
     """One request's claim to a key. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client, owner: str, key: str, request: bytes) -> None:
-        """Requests with the same key are compared by the bytes ``request``. This does not reserve the key."""
+        """Requests with the same key are compared by the bytes `request`. This does not reserve the key."""
         self._client = client
         name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
         self._name = f"rmw:{{i{name}}}:key"
@@ -33,10 +33,10 @@ class Reservation:
         self._token = random_part()
 
     async def reserve(self) -> tuple[str, str | None]:
-        """Reserve the key for ``LEASE`` seconds unless another request has it. Repeating this is safe.
+        """Reserve the key for `LEASE` seconds unless another request has it. Repeating this is safe.
 
-        Return a verdict: ``reserved`` (run the request), ``running`` (another request with the key is running), ``done``
-        (another request created the response) or ``different`` (the key belongs to a request with a different body); and the
+        Return a verdict: `reserved` (run the request), `running` (another request with the key is running), `done`
+        (another request created the response) or `different` (the key belongs to a request with a different body); and the
         id of the other request's response, if it is known.
         """
         args: Args = [self._request_hash, self._token, int(LEASE * 1000)]
@@ -52,7 +52,7 @@ class Reservation:
         return await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
-        """Record that the response exists, and keep the key for ``KEPT`` seconds."""
+        """Record that the response exists, and keep the key for `KEPT` seconds."""
         await self._update(KEPT, response_id, done="1")
 
     async def release(self) -> None:

@@ -46,7 +46,7 @@ PAGE = 100
 COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
 # Bytes of events after which a compressed chunk ends. A reader holds a page of chunks in memory.
 CHUNK = 64 * 1024
-# Only logs of at least ``COMPRESS_FROM`` bytes are compressed, and only if the result has at most ``COMPRESS_TO``.
+# Only logs of at least `COMPRESS_FROM` bytes are compressed, and only if the result has at most `COMPRESS_TO`.
 COMPRESS_TO = 32 * 1024 * 1024
 # Seconds for which the plain form of a compressed log is kept.
 PLAIN_SECONDS = 60
@@ -77,8 +77,8 @@ class Jobs:
     ) -> None:
         """Write the record of a new response.
 
-        It consists of the queued ``document``, the request ``body`` without its input ``items``, the encrypted ``credential``,
-        and the first batch of the log (``start``). Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
+        It consists of the queued `document`, the request `body` without its input `items`, the encrypted `credential`,
+        and the first batch of the log (`start`). Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
@@ -93,16 +93,16 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Count the log of a running job, which has grown to ``size`` bytes, towards its owner's quota. Raises OverQuota."""
+        """Count the log of a running job, which has grown to `size` bytes, towards its owner's quota. Raises OverQuota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
         self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""
     ) -> Taken:
-        """Give the job to a new holder for ``lease`` seconds.
+        """Give the job to a new holder for `lease` seconds.
 
-        ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it, regardless of the holder. With an ``owner``, jobs of
-        other owners are ``missing``. Raises NewerRecord.
+        `why`: `run` it, `settle` it if it is lost, or `cancel` it, regardless of the holder. With an `owner`, jobs of
+        other owners are `missing`. Raises NewerRecord.
         """
         token = random_part()
         try:
@@ -149,7 +149,7 @@ class Jobs:
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Release the job as if it had not been taken, except for its ``continuations``."""
+        """Release the job as if it had not been taken, except for its `continuations`."""
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
@@ -157,10 +157,10 @@ class Jobs:
         await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
-        """Release the job for a retry after an upstream ``error``. Return False if another worker holds it or it has ended.
+        """Release the job for a retry after an upstream `error`. Return False if another worker holds it or it has ended.
 
-        The job is retried for at most ``seconds`` after its first error since it last made progress; then it fails.
-        ``is_attempt``: whether this run counts as one of the job's attempts.
+        The job is retried for at most `seconds` after its first error since it last made progress; then it fails.
+        `is_attempt`: whether this run counts as one of the job's attempts.
         """
         args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
@@ -198,7 +198,7 @@ class Jobs:
         return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
+        """Return the next batches of the compressed log of a response that has ended, like `logs`. Raises Damaged."""
         return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
 
     async def compress(self, response_id: str) -> bool:
@@ -240,16 +240,16 @@ class Jobs:
 
 
 class Backlog(NamedTuple):
-    """The number of waiting ``jobs``, and for how many ``seconds`` the oldest has waited."""
+    """The number of waiting `jobs`, and for how many `seconds` the oldest has waited."""
 
     jobs: int
     seconds: float
 
 
 class Queue:
-    """A queue that is fair between owners within each of its ``partitions``. A job is the id of a response.
+    """A queue that is fair between owners within each of its `partitions`. A job is the id of a response.
 
-    Every method raises StateUnavailable; ``reserve``, ``restore`` and ``claim`` raise Damaged for a damaged partition.
+    Every method raises StateUnavailable; `reserve`, `restore` and `claim` raise Damaged for a damaged partition.
     """
 
     def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
@@ -258,11 +258,11 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Add a job before its record is written. If it is not ready within ``seconds``, a worker claims and checks it."""
+        """Add a job before its record is written. If it is not ready within `seconds`, a worker claims and checks it."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Put the job in the queue; with ``first``, ahead of all others.
+        """Put the job in the queue; with `first`, ahead of all others.
 
         If the partition is damaged, do nothing: the job becomes available again when its lease expires.
         """
@@ -270,7 +270,7 @@ class Queue:
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Queue a job again if a failover, or a change of ``partitions``, lost it; return whether it was lost.
+        """Queue a job again if a failover, or a change of `partitions`, lost it; return whether it was lost.
 
         Call this for a job whose record says that it is waiting. If it has ended since, the worker that claims it drops it.
         """
@@ -278,16 +278,16 @@ class Queue:
         return entered == 1
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Lease a job for ``lease`` seconds and return it; None if there is none.
+        """Lease a job for `lease` seconds and return it; None if there is none.
 
-        With ``sweep``, take a job whose lease has expired, if there is one. Otherwise, with ``fresh``, take the next in turn.
+        With `sweep`, take a job whose lease has expired, if there is one. Otherwise, with `fresh`, take the next in turn.
         """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
         return job.decode() if job is not None else None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:
-        """Extend the leases of jobs to ``lease`` seconds from now."""
+        """Extend the leases of jobs to `lease` seconds from now."""
         by_partition: dict[str, list[str]] = {}
         for job in jobs:
             by_partition.setdefault(self._partition(job).ready, []).append(job)
@@ -324,7 +324,7 @@ def announced(message: bytes) -> Batch | None:
 
 
 def _batch_of(entry: Entry, stem: str) -> Batch:
-    """Return the batch in an entry of a log, which is plain (``b``), compressed (``p``) or joined with others (``z``)."""
+    """Return the batch in an entry of a log, which is plain (`b`), compressed (`p`) or joined with others (`z`)."""
     entry_id, fields = entry
     if b"z" in fields:
         data = decompress(fields[b"z"])
@@ -340,7 +340,7 @@ def _batch(last: int, data: bytes, *, final: bool) -> Batch:
 
 
 def _range(log: str, number: int, count: int) -> tuple[str | int, ...]:
-    """Return the command for the entries of a log that end after event ``number``."""
+    """Return the command for the entries of a log that end after event `number`."""
     return "XRANGE", log, f"({number + 1}-0", "+", "COUNT", count
 
 
@@ -354,7 +354,7 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
 
 
 def _continues(batches: Sequence[Batch], number: int) -> bool:
-    """Return whether there are batches that continue a log after event ``number`` without a gap."""
+    """Return whether there are batches that continue a log after event `number` without a gap."""
     return bool(batches) and sum(batch.last + 1 - batch.first for batch in batches) == batches[-1].last - number
 
 

@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 class DieWithParent:
-    """A call in a child process that makes the kernel kill it when the thread that started it ends, even by ``kill -9``."""
+    """A call in a child process that makes the kernel kill it when the thread that started it ends, even by `kill -9`."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl

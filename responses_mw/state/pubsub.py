@@ -42,7 +42,7 @@ class PubSub:
 
     @contextmanager
     def on(self, channel: str, receive: Receive) -> Iterator[None]:
-        """Call ``receive`` with each message on the channel, and with an empty one whenever the subscription is confirmed."""
+        """Call `receive` with each message on the channel, and with an empty one whenever the subscription is confirmed."""
         name = channel.encode()
         receivers = self._receivers.setdefault(name, [])
         receivers.append(receive)

@@ -33,7 +33,7 @@ _COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 
 
 class Responses:
-    """The stored responses of all owners. Each call can access only responses of its ``owner``."""
+    """The stored responses of all owners. Each call can access only responses of its `owner`."""
 
     def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
         self._client = client
@@ -87,8 +87,8 @@ class Responses:
     ) -> Page:
         """Return a page of the items that the model was given for the response: its history, then its input.
 
-        It has up to ``limit`` items between the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``). Raises
-        Missing, and BadRequest for an ``after`` or ``before`` that is not in the list.
+        It has up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`). Raises
+        Missing, and BadRequest for an `after` or `before` that is not in the list.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -101,7 +101,7 @@ class Responses:
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """Return the stored items that ``item_reference`` items name, by id.
+        """Return the stored items that `item_reference` items name, by id.
 
         Raises Missing for an unknown item, and OverBound if their turns have more bytes than a history may have.
         """
@@ -137,7 +137,7 @@ class Responses:
         return await self._conversations.until(address.tag, owner, int(fields["seen"]))
 
     async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
-        """Return the chain up to the response that ``fields`` locate; ``seen`` are earlier items of its conversation."""
+        """Return the chain up to the response that `fields` locate; `seen` are earlier items of its conversation."""
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
@@ -162,15 +162,15 @@ class Responses:
         *,
         last: Batch | None = None,
     ) -> None:
-        """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
+        """Store a finished response that continues `chain`, and append its items to the chain's conversation if it exists.
 
-        ``document`` is the whole response, whose id must contain the chain's tag. ``items`` is its input, each with an id.
-        ``token`` is random and made once per run, so a repeated commit changes nothing.
+        `document` is the whole response, whose id must contain the chain's tag. `items` is its input, each with an id.
+        `token` is random and made once per run, so a repeated commit changes nothing.
 
-        ``last`` is the final batch of a background response, whose record must exist. The quota does not apply to a background
+        `last` is the final batch of a background response, whose record must exist. The quota does not apply to a background
         response. If it failed or was cancelled, it may have any size.
 
-        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without ``last``
+        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without `last`
         is not stored, or is removed as soon as Redis answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]

@@ -46,7 +46,7 @@ _RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a response: the ``tag`` of its slot and the ``random`` part of its id."""
+    """The address of a response: the `tag` of its slot and the `random` part of its id."""
 
     tag: str
     random: str
@@ -95,17 +95,17 @@ class Partition:
 
 
 def response_address(response_id: str) -> Address:
-    """Return the address in ``resp_<tag><random>``. Raises Missing if it is not such an id."""
+    """Return the address in `resp_<tag><random>`. Raises Missing if it is not such an id."""
     return Address(*_parts(f"resp_{_TAG}{_RANDOM}", "Response", response_id))
 
 
 def item_address(item_id: str) -> Address:
-    """Return the address of the response that made ``<prefix>_<tag><random><n>``. Raises Missing if it is not such an id."""
+    """Return the address of the response that made `<prefix>_<tag><random><n>`. Raises Missing if it is not such an id."""
     return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 
 def conversation_tag(conversation_id: str) -> str:
-    """Return the tag in ``conv_<tag>``. Raises Missing if it is not such an id."""
+    """Return the tag in `conv_<tag>`. Raises Missing if it is not such an id."""
     return _parts(f"conv_{_TAG}", "Conversation", conversation_id)[0]
 
 
@@ -201,7 +201,7 @@ def decompress(frame: bytes | memoryview) -> bytes:
 
 
 def pack_events(data: bytes, stem: str) -> bytes:
-    """Compress a short batch of events whose ids contain ``stem``. Return ``b""`` if it should be stored uncompressed."""
+    """Compress a short batch of events whose ids contain `stem`. Return `b""` if it should be stored uncompressed."""
     if len(data) > COMPRESS_FROM or _ID in data:
         return b""
     packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
@@ -209,9 +209,9 @@ def pack_events(data: bytes, stem: str) -> bytes:
 
 
 def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Return the batch that ``pack_events`` compressed.
+    """Return the batch that `pack_events` compressed.
 
-    Raises ValueError, including for a batch that ``pack_events`` would not have compressed.
+    Raises ValueError, including for a batch that `pack_events` would not have compressed.
     """
     try:
         if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
@@ -237,7 +237,7 @@ def unpack(blob: bytes) -> Any:
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
-    """Return the JSON text stored in ``blob`` from ``start`` on."""
+    """Return the JSON text stored in `blob` from `start` on."""
     form = blob[start]
     if form == _PLAIN:
         return memoryview(blob)[start + 1 :]
@@ -255,14 +255,14 @@ def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """Return the length of the JSON stored in ``blob`` from ``start`` on."""
+    """Return the length of the JSON stored in `blob` from `start` on."""
     if blob[start : start + 1] == b"Z":
         return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode a turn: the input ``items`` and the ``output`` of the response whose id ends in ``owner``."""
+    """Encode a turn: the input `items` and the `output` of the response whose id ends in `owner`."""
     return owner.encode() + pack(turn_text(items, output))
 
 
@@ -272,7 +272,7 @@ def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
 
 
 def turn_owner(turn: bytes) -> str:
-    """Return the random part of the id of the response that wrote the stored ``turn``."""
+    """Return the random part of the id of the response that wrote the stored `turn`."""
     return turn[:RANDOM_LENGTH].decode()
 
 

@@ -39,8 +39,8 @@ MEMORY_INTERVAL = 5.0
 class Health:
     """What a Redis reports about itself. Sizes are in bytes; in a cluster, they describe the fullest primary.
 
-    ``max_memory`` 0 means no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
-    ``fault`` is one of the warnings: why new responses are not stored now. It is empty if they are stored.
+    `max_memory` 0 means no limit. `errors` are reasons not to start, `warnings` are for the operator; each is a sentence.
+    `fault` is one of the warnings: why new responses are not stored now. It is empty if they are stored.
     """
 
     server: str
@@ -57,8 +57,8 @@ class Health:
 class State:
     """All parts of the state, behind one client.
 
-    They are ``responses``, ``conversations``, the background ``jobs`` and their ``queue``, the owners' current ``usage``, the
-    ``quota`` of what they have stored, and the ``ledger`` of what they have used. ``wakeups`` delivers messages about what
+    They are `responses`, `conversations`, the background `jobs` and their `queue`, the owners' current `usage`, the
+    `quota` of what they have stored, and the `ledger` of what they have used. `wakeups` delivers messages about what
     other processes have written.
     """
 
@@ -116,8 +116,8 @@ class State:
     async def check_keys(self, values: Sequence[str]) -> bool:
         """Return whether this replica's secret keys agree with the keys of the others.
 
-        ``values`` has one value for each key, derived by a one-way function; the value of the encrypting key is first. The keys
-        agree if one of the values is stored, or if none is stored yet; keys are rotated as ``old,new``, ``new,old``, ``new``.
+        `values` has one value for each key, derived by a one-way function; the value of the encrypting key is first. The keys
+        agree if one of the values is stored, or if none is stored yet; keys are rotated as `old,new`, `new,old`, `new`.
         If they agree, the first value is stored. Stored values expire if they are not checked for the lifetime of a response.
         Raises StateUnavailable.
         """

@@ -46,7 +46,7 @@ class _Known:
 
 class Segments:
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
-        """``recent_bytes`` limits the memory. The least recently read conversation is removed first."""
+        """`recent_bytes` limits the memory. The least recently read conversation is removed first."""
         self._client = client
         self._max_bytes = recent_bytes
         self._size = 0
@@ -79,7 +79,7 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """Return the segments up to their lengths; None if one is too short or does not continue its ``beginnings``."""
+        """Return the segments up to their lengths; None if one is too short or does not continue its `beginnings`."""
         starts = [max(len(turns) - 1, 0) for turns in beginnings]
         commands = [
             ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
@@ -113,7 +113,7 @@ class Segments:
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
     """Return the stored items with these ids, by id, in batches that do not block Redis or the event loop.
 
-    Raises Missing for an unknown item, and OverBound if more than ``max_bytes`` of JSON would have to be read.
+    Raises Missing for an unknown item, and OverBound if more than `max_bytes` of JSON would have to be read.
     """
     wanted = list(dict.fromkeys(item_ids))
     groups: dict[Address, list[str]] = {}
@@ -147,7 +147,7 @@ def _size(reply: Sequence[bytes | None]) -> int:
 
 
 def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
-    """Return the items of one call. ``made`` collects the items of the response's turn, which the first call reads."""
+    """Return the items of one call. `made` collects the items of the response's turn, which the first call reads."""
     blob, *blobs = reply
     for turn in unpack_turns([blob]) if blob is not None else []:
         if turn.owner == address.random:

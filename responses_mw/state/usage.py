@@ -3,14 +3,14 @@
     rmw:{l<owner>}:rate         string: the time (ms) until which its requests have used up its rate
     rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) when each expires
     rmw:{l<owner>}:background   zset: its background responses, likewise
-    rmw:{usage}:<YYYY-MM-DD>    hash: each owner's responses, and input, cached and output tokens; for ``DAYS`` days (UTC)
+    rmw:{usage}:<YYYY-MM-DD>    hash: each owner's responses, and input, cached and output tokens; for `DAYS` days (UTC)
     rmw:{usage}:batch:<random>  string: set if the batch was added, so that a repeat changes nothing; for an hour
 
 1. Times are from the clock of Redis. Streams and background responses expire unless they are renewed, so those of a lost
    replica need no cleanup.
-2. Requests do not wait for the usage of a day: each process counts in memory, and adds its counts every ``INTERVAL`` seconds
+2. Requests do not wait for the usage of a day: each process counts in memory, and adds its counts every `INTERVAL` seconds
    and when it stops. A killed process loses the counts that it has not added.
-3. A day has at most ``MAX_OWNERS`` owners. Further owners are counted together.
+3. A day has at most `MAX_OWNERS` owners. Further owners are counted together.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_
 class Rate:
     """The verdict on a request.
 
-    ``passes``: whether it is allowed. ``remaining``: how many more are allowed now. ``reset``: seconds until the whole rate is
-    available again. ``retry_after``: seconds until the next request is allowed.
+    `passes`: whether it is allowed. `remaining`: how many more are allowed now. `reset`: seconds until the whole rate is
+    available again. `retry_after`: seconds until the next request is allowed.
     """
 
     passes: bool
@@ -67,18 +67,18 @@ class Usage:
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
-        """Count ``name`` for ``seconds``; return False if the ``maximum`` is reached."""
+        """Count `name` for `seconds`; return False if the `maximum` is reached."""
         entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
         return entered == 1
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
-        """Extend the named entries of each owner to ``seconds`` from now."""
+        """Extend the named entries of each owner to `seconds` from now."""
         ms = int(seconds * 1000)
         calls: list[Call] = [([_key(owner, kind)], [ms, *some]) for owner, some in names.items()]
         await self._client.scripts(_RENEW, calls, contained=True)
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Stop counting ``name``."""
+        """Stop counting `name`."""
         await self._client.command("ZREM", _key(owner, kind), name)
 
 

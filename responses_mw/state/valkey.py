@@ -1,6 +1,6 @@
 """A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply.
 
-A server with one process starts its own (``running``). The processes of a server with several share one (``shared``): workers
+A server with one process starts its own (`running`). The processes of a server with several share one (`shared`): workers
 of uvicorn and gunicorn, API servers of vLLM. The directory `rmw-<user id>-<parent's process id>` in the system's temporary
 directory then contains
 

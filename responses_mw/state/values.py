@@ -35,7 +35,7 @@ class StateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The place of a stored response: the end of its turn in a segment, and the segments before it (``name:length,...``)."""
+    """The place of a stored response: the end of its turn in a segment, and the segments before it (`name:length,...`)."""
 
     random: str
     segment: str
@@ -50,7 +50,7 @@ class Pointer:
 
 
 class Turn(NamedTuple):
-    """The input and output of one response. ``owner`` is the random part of its id, ``size`` the size of its JSON in bytes."""
+    """The input and output of one response. `owner` is the random part of its id, `size` the size of its JSON in bytes."""
 
     owner: str
     input: list[Item]
@@ -62,9 +62,9 @@ class Turn(NamedTuple):
 class Chain:
     """A history that a new response continues.
 
-    ``tag`` is part of the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the
-    ``parent`` to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes;
-    the ``conversation`` to append to, and the counter of its last item that was ``seen``.
+    `tag` is part of the new response's id. `items` are all earlier items in order. The rest is for the commit: the
+    `parent` to append to, or the stored `turns` with which to start a new root; the `size` of the items' JSON in bytes;
+    the `conversation` to append to, and the counter of its last item that was `seen`.
     """
 
     tag: str
@@ -82,15 +82,15 @@ class Chain:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The ``call_id`` of every tool call in the history (not of the outputs that answer them)."""
+        """The `call_id` of every tool call in the history (not of the outputs that answer them)."""
         return frozenset(item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored response: its whole ``document``, and the ``input`` items of its own turn.
+    """A stored response: its whole `document`, and the `input` items of its own turn.
 
-    ``lost``: a background response whose lease nobody holds, or which has waited so long that its place in the queue should be
+    `lost`: a background response whose lease nobody holds, or which has waited so long that its place in the queue should be
     checked.
     """
 
@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events of a log, numbered ``first`` to ``last``, as the bytes sent to clients. ``final`` ends the log."""
+    """Events of a log, numbered `first` to `last`, as the bytes sent to clients. `final` ends the log."""
 
     first: int
     last: int
@@ -111,14 +111,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response that the caller holds with ``token``.
+    """A background response that the caller holds with `token`.
 
-    ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
-    if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
+    `document` is the response without its output; `body` and `input` are the request; `credential` is encrypted, None
+    if it has expired. `next_number` is the number of the next event; `size` the bytes of the request's JSON.
 
-    ``attempts`` is the number of earlier attempts, ``continuations`` how often their answers were continued after an
-    interruption. A job that was released after an error of the upstream has the number of ``retries``, the last ``error`` (code
-    and message), and ``retry_seconds``, the time left for further retries.
+    `attempts` is the number of earlier attempts, `continuations` how often their answers were continued after an
+    interruption. A job that was released after an error of the upstream has the number of `retries`, the last `error` (code
+    and message), and `retry_seconds`, the time left for further retries.
     """
 
     response_id: str
@@ -139,19 +139,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The result of taking a job. ``verdict``:
+    """The result of taking a job. `verdict`:
 
     run         the caller runs the job
     lost        its worker was lost after the first output, or too often: the caller ends it
-    failed      the upstream was unavailable for too long: the caller ends it with the job's ``error``
+    failed      the upstream was unavailable for too long: the caller ends it with the job's `error`
     cancelled   the caller ends it as cancelled
-    held        another worker holds it for ``left`` more seconds
+    held        another worker holds it for `left` more seconds
     waiting     it waits for a worker
     done        it has ended
     missing     there is no such response (for this owner)
 
-    The first four come with the ``job``, and the ``worker`` that held it before. ``unseen``: the owner of a waiting job whose
-    place in the queue has not been checked recently (see ``Queue.restore``).
+    The first four come with the `job`, and the `worker` that held it before. `unseen`: the owner of a waiting job whose
+    place in the queue has not been checked recently (see `Queue.restore`).
     """
 
     verdict: str
@@ -163,16 +163,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some ``items`` of a list in the requested order, and whether more follow."""
+    """Some `items` of a list in the requested order, and whether more follow."""
 
     items: list[Item]
     has_more: bool
 
 
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
-    """Return up to ``limit`` items between the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``).
+    """Return up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`).
 
-    With only ``before``, return the last such items, otherwise the first. ``items`` are in ascending order. Raises BadRequest
+    With only `before`, return the last such items, otherwise the first. `items` are in ascending order. Raises BadRequest
     for a cursor that is not among them.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
@@ -196,7 +196,7 @@ def _position(ids: Sequence[str | None], item_id: str, param: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation without its items; ``created_at`` in Unix seconds."""
+    """A conversation without its items; `created_at` in Unix seconds."""
 
     id: str
     created_at: int

@@ -12,7 +12,7 @@ The account of what an owner has stored is shared by all replicas:
    responses are rarely lost over a few bytes. Concurrent requests share that tenth.
 4. Sizes are measured as JSON before compression, like all limits of the state, plus an overhead for each object.
 5. If the account is unavailable, everything is admitted and a metric counts it.
-6. The response of a write that is given up says ``store: false``, or is a 503. A Redis that stalled after it read the command
+6. The response of a write that is given up says `store: false`, or is a 503. A Redis that stalled after it read the command
    may have executed it, or may still do so. As soon as Redis answers, a script removes what the write has stored, and its
    tombstone makes Redis refuse the write from then on.
 """
@@ -53,7 +53,7 @@ class Quota:
     """The accounts of all owners, and the quota of each."""
 
     def __init__(self, client: Client, owner_bytes: int) -> None:
-        """``owner_bytes`` is the maximum number of bytes that an owner may store; 0 disables the quota and the account."""
+        """`owner_bytes` is the maximum number of bytes that an owner may store; 0 disables the quota and the account."""
         self._client = client
         self._maximum = owner_bytes
         self._final_maximum = owner_bytes + owner_bytes // 10
@@ -63,7 +63,7 @@ class Quota:
         return self._maximum > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if the owner may not store the response to a request of ``size`` bytes."""
+        """Raise OverQuota if the owner may not store the response to a request of `size` bytes."""
         if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
             raise self._exceeded()
 
@@ -75,10 +75,10 @@ class Quota:
             await self._charge(write.owner, entry, maximum=maximum)
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int], name: str = "") -> None:
-        """Update the owner's account from a script's report. ``tag`` is prepended to the object names in it.
+        """Update the owner's account from a script's report. `tag` is prepended to the object names in it.
 
-        The report has the time (us), then name, bytes and time to live (ms) of each object, as made by ``report`` in
-        ``lua/lib.lua``. If the object ``name`` is not in it, nothing was written, and its reservation ends.
+        The report has the time (us), then name, bytes and time to live (ms) of each object, as made by `report` in
+        `lua/lib.lua`. If the object `name` is not in it, nothing was written, and its reservation ends.
         """
         if not self.is_set:
             return
@@ -94,15 +94,15 @@ class Quota:
         await self._charge(owner, entries, when=int(when))
 
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
-        """Count the event log of a running background response, which has grown to ``size`` bytes.
+        """Count the event log of a running background response, which has grown to `size` bytes.
 
-        ``ttl`` is in milliseconds. Raises OverQuota.
+        `ttl` is in milliseconds. Raises OverQuota.
         """
         if self.is_set:
             await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
 
     async def _charge(self, owner: str, entries: Sequence[Value] = (), *, when: int = 0, maximum: int = 0) -> int:
-        """Update objects and return the owner's stored bytes. Raises OverQuota if they exceed ``maximum`` (0: no limit)."""
+        """Update objects and return the owner's stored bytes. Raises OverQuota if they exceed `maximum` (0: no limit)."""
         keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
         try:
             fits, used = await self._client.script(_ACCOUNT, keys, [maximum, when, *entries])
@@ -120,13 +120,13 @@ class Quota:
 
 
 class Write(NamedTuple):
-    """A write of an object by an idempotent script, which answers with a verdict and a report (``lua/lib.lua``).
+    """A write of an object by an idempotent script, which answers with a verdict and a report (`lua/lib.lua`).
 
     address       the tag of the object's slot, and a random part that belongs to this write
     name          the object's name in the account, without the tag
     size          bytes to reserve; None reserves and refuses nothing
     ttl           time to live of the reservation in milliseconds
-    is_admitted   whether the request has passed ``Quota.check``
+    is_admitted   whether the request has passed `Quota.check`
     undo          the script that undoes the write, which has the same keys, and its arguments
     """
 
@@ -166,7 +166,7 @@ class Writer:
         return verdict
 
     async def _run_persistently(self, write: Write) -> Any:
-        """Run the script until it succeeds, or until it or Redis has failed for ``patience`` seconds.
+        """Run the script until it succeeds, or until it or Redis has failed for `patience` seconds.
 
         After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
         that is not temporary is raised at once.
@@ -176,7 +176,7 @@ class Writer:
             try:
                 return await self._client.script(write.script, write.keys, write.args)
             except StateUnavailable as error:
-                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
+                # `away_for` is 0 while other commands succeed: on another node, or because they only read.
                 if not error.passing or max(self._client.away_for, time.monotonic() - began) >= self._patience:
                     raise
             await asyncio.sleep(pause)
@@ -222,5 +222,5 @@ class Writer:
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:
-    """Return the ids of the items that the write created: they contain its ``random`` part. The others existed before."""
+    """Return the ids of the items that the write created: they contain its `random` part. The others existed before."""
     return [item["id"] for item in items if random in item["id"]]

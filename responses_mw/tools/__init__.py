@@ -19,9 +19,9 @@ class ToolResult:
     """The result of one call. A tool's failure is a result too: the model sees it, and the run continues."""
 
     content: str | list[Part]
-    """What the model reads: a text, or parts of type ``input_text`` and ``input_image``."""
+    """What the model reads: a text, or parts of type `input_text` and `input_image`."""
     members: dict[str, Any] = field(default_factory=dict)
-    """Members of the call's item: ``output``, ``error``, ``outputs``, ``action`` and the like."""
+    """Members of the call's item: `output`, `error`, `outputs`, `action` and the like."""
     failed: bool = False
 
     @property
@@ -34,20 +34,20 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ServedFunction(OfferedFunction):
-    """A function that the server executes. ``call`` takes the model's arguments and never raises."""
+    """A function that the server executes. `call` takes the model's arguments and never raises."""
 
     call: Callable[[str], Awaitable[ToolResult]]
     kind: str
     """The kind of tool, for metrics."""
     server: str = ""
-    """The label of its MCP server, for metrics; ``_OTHER`` if the operator did not configure the server."""
+    """The label of its MCP server, for metrics; `_OTHER` if the operator did not configure the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The context of a tool in one run of ``owner``. ``http`` is the client for the operator's own services.
+    """The context of a tool in one run of `owner`. `http` is the client for the operator's own services.
 
-    ``earlier`` holds the items of the history and of the input. Clients can forge them, so they must never grant permissions.
+    `earlier` holds the items of the history and of the input. Clients can forge them, so they must never grant permissions.
     """
 
     settings: ToolSettings
@@ -60,20 +60,20 @@ class ToolContext:
 
 
 class ServerTool:
-    """One entry of ``tools`` in one run. It is opened once and always closed. Nothing is sent before that."""
+    """One entry of `tools` in one run. It is opened once and always closed. Nothing is sent before that."""
 
     types: ClassVar[frozenset[str]]
-    """The values of ``type`` that select this kind of tool."""
+    """The values of `type` that select this kind of tool."""
     sources: Sequence[Mapping[str, Any]] = ()
     """The sources that the answer may cite."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        """``tool`` has passed ``check``."""
+        """`tool` has passed `check`."""
         raise NotImplementedError
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-        """Check an entry of ``tools`` at ``path`` (``tools[0]``) and return it without nulls. Raises ``BadRequest``."""
+        """Check an entry of `tools` at `path` (`tools[0]`) and return it without nulls. Raises `BadRequest`."""
         raise NotImplementedError
 
     @staticmethod
@@ -82,7 +82,7 @@ class ServerTool:
         return tool
 
     async def open(self) -> list[ServedFunction]:
-        """Return the functions of this entry. Raises ``APIError`` if it cannot be used."""
+        """Return the functions of this entry. Raises `APIError` if it cannot be used."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
@@ -90,7 +90,7 @@ class ServerTool:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Cut ``text`` at ``max_bytes``, adding a note if it was longer."""
+    """Cut `text` at `max_bytes`, adding a note if it was longer."""
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text
@@ -98,6 +98,6 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
-    """Return the result of a failed MCP call; ``kind`` and ``code`` are the type and code in ``mcp_call.error``."""
+    """Return the result of a failed MCP call; `kind` and `code` are the type and code in `mcp_call.error`."""
     error: dict[str, Any] = {"type": kind, "code": code, "message": message}
     return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)

@@ -1,4 +1,4 @@
-"""The tool kind ``code_interpreter``: the sandbox service runs the model's Python code (``docs/sandbox.md``)."""
+"""The tool kind `code_interpreter`: the sandbox service runs the model's Python code (`docs/sandbox.md`)."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class CodeInterpreter(ServerTool):
         return await self.call(code if isinstance(code, str) else arguments)
 
     async def call(self, code: str) -> ToolResult:
-        """Run ``code`` and return what it printed and its value, or its traceback.
+        """Run `code` and return what it printed and its value, or its traceback.
 
-        The result's members are ``container_id`` (absent if no container was reached) and ``outputs``. The result is
-        ``failed`` if the sandbox is unavailable or ended the container, not if the code raised.
+        The result's members are `container_id` (absent if no container was reached) and `outputs`. The result is
+        `failed` if the sandbox is unavailable or ended the container, not if the code raised.
         """
         from .session import MCPFailure
 

@@ -51,9 +51,9 @@ _MALFORMED = "its answer is malformed, or too large"
 
 
 class MCPConnection:
-    """A connection to ``target``. It opens on first use and reopens when lost. The caller must close it.
+    """A connection to `target`. It opens on first use and reopens when lost. The caller must close it.
 
-    Methods may be called concurrently, and ``aclose`` from any task.
+    Methods may be called concurrently, and `aclose` from any task.
     """
 
     def __init__(self, target: MCPTarget) -> None:
@@ -71,11 +71,11 @@ class MCPConnection:
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools as in an ``mcp_list_tools`` item.
+        """Return the server's tools as in an `mcp_list_tools` item.
 
-        Each has ``name`` and ``input_schema``, and optionally ``description`` and ``annotations``. Raises ``Unauthorized`` (the
-        server refuses the caller's credentials), ``BadRequest`` (its URL does not lead to a public address) and
-        ``UpstreamError`` with status 424 (unreachable, too slow, malformed or too large). The messages contain the label.
+        Each has `name` and `input_schema`, and optionally `description` and `annotations`. Raises `Unauthorized` (the
+        server refuses the caller's credentials), `BadRequest` (its URL does not lead to a public address) and
+        `UpstreamError` with status 424 (unreachable, too slow, malformed or too large). The messages contain the label.
         """
         try:
             return await self._request(self._listed)
@@ -85,7 +85,7 @@ class MCPConnection:
             raise self._as_api_error(self.target.failure("it did not answer in time")) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. If that fails, return a failed result with an ``error`` as in an ``mcp_call`` item."""
+        """Call a tool. If that fails, return a failed result with an `error` as in an `mcp_call` item."""
         try:
             return _to_result(await self.invoke(name, arguments))
         except MCPFailure as error:
@@ -94,7 +94,7 @@ class MCPConnection:
             return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool and return its raw result, which may report an error. Raises ``MCPFailure``."""
+        """Call a tool and return its raw result, which may report an error. Raises `MCPFailure`."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             return await self._request(lambda session: self._called(session, request))
@@ -103,7 +103,7 @@ class MCPConnection:
             raise MCPFailure(message, 504) from None
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
-        """Run ``work`` in a session. Raises ``MCPFailure``, and ``TimeoutError`` after the target's timeout."""
+        """Run `work` in a session. Raises `MCPFailure`, and `TimeoutError` after the target's timeout."""
         session: MCPSession | None = None
         try:
             async with asyncio.timeout(self.target.timeout):
@@ -133,7 +133,7 @@ class MCPConnection:
         return session
 
     async def _called(self, session: MCPSession, request: CallToolRequest) -> CallToolResult:
-        """Call a tool without the SDK's ``call_tool``.
+        """Call a tool without the SDK's `call_tool`.
 
         That validates results against the server's schema, whose patterns could take forever to match.
         """
@@ -200,7 +200,7 @@ _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 def _to_result(returned: CallToolResult) -> ToolResult:
-    """Convert what a tool ``returned``, up to ``MAX_OUTPUT_BYTES``. The item's ``output`` describes the images."""
+    """Convert what a tool `returned`, up to `MAX_OUTPUT_BYTES`. The item's `output` describes the images."""
     parts = [_part(block) for block in returned.content]
     if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
         parts.append(_text(orjson.dumps(returned.structured_content).decode()))

@@ -25,7 +25,7 @@ import orjson
 from ..network import failure_reason, system_tls
 
 HTTP_FAULT = -32050
-"""The code of the JSON-RPC errors that the transport creates. Their ``data`` is the HTTP status."""
+"""The code of the JSON-RPC errors that the transport creates. Their `data` is the HTTP status."""
 SESSION_HEADER = "mcp-session-id"
 UNREACHABLE = 502
 
@@ -46,7 +46,7 @@ class AddressRefused(Exception):
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether ``address`` is public. For an IPv4 address in IPv6 (mapped, NAT64), the IPv4 address decides."""
+    """Return whether `address` is public. For an IPv4 address in IPv6 (mapped, NAT64), the IPv4 address decides."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -80,15 +80,15 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Resolve ``host`` with the system's resolver. Raises ``OSError``, or ``UnicodeError`` for an invalid name."""
+    """Resolve `host` with the system's resolver. Raises `OSError`, or `UnicodeError` for an invalid name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return the addresses of ``host`` that may be connected to.
+    """Return the addresses of `host` that may be connected to.
 
-    Raises ``AddressRefused`` if one is not public, and the errors of ``resolve``.
+    Raises `AddressRefused` if one is not public, and the errors of `resolve`.
     """
     addresses = [ip_address(address) for address in await resolve(host, port)]
     if not addresses:
@@ -111,7 +111,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
-        """``max_bytes`` limits answers other than event streams. ``allow_private`` permits every address."""
+        """`max_bytes` limits answers other than event streams. `allow_private` permits every address."""
         self.status: int | None = None
         """The status of the last answer to a POST; 502 if there was none."""
         self.address_refused = False
@@ -224,7 +224,7 @@ def _reason(error: Exception) -> str:
 
 
 async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
-    """Return an error to pass to the SDK in place of ``answer``, or None if the SDK can read ``answer``."""
+    """Return an error to pass to the SDK in place of `answer`, or None if the SDK can read `answer`."""
     status = answer.status_code
     if answer.headers.get("content-encoding", "identity") != "identity":
         return _fault(UNREACHABLE, "it sent a compressed answer, which was not requested")

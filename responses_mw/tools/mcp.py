@@ -1,7 +1,7 @@
-"""The tool kind ``mcp``: its checks, and an MCP server in one run with the permissions of its tools.
+"""The tool kind `mcp`: its checks, and an MCP server in one run with the permissions of its tools.
 
-1. A request names a server by ``server_url``, or one of the operator's servers by ``server_label`` or ``connector_id``.
-2. The operator's headers and rules apply only to the operator's servers, never to a request's ``server_url``, even if it has
+1. A request names a server by `server_url`, or one of the operator's servers by `server_label` or `connector_id`.
+2. The operator's headers and rules apply only to the operator's servers, never to a request's `server_url`, even if it has
    the same label.
 3. Secrets are never echoed. A chained request must send them again.
 """
@@ -62,7 +62,7 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raise ``BadRequest`` for the tool at ``path`` if the package ``mcp`` is missing."""
+    """Raise `BadRequest` for the tool at `path` if the package `mcp` is missing."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -145,8 +145,8 @@ class MCPServer(ServerTool):
     web searches.
 
     Its list of tools decides which are read-only, and so which may be called and which need an approval. Clients can forge
-    ``mcp_list_tools`` items, and items from the input are stored like any others. So a list is trusted only because of its
-    ``signature``, which is valid for one owner and one server (its URL). If there is none, the server is asked for its tools.
+    `mcp_list_tools` items, and items from the input are stored like any others. So a list is trusted only because of its
+    `signature`, which is valid for one owner and one server (its URL). If there is none, the server is asked for its tools.
     """
 
     types = frozenset({"mcp"})
@@ -156,7 +156,7 @@ class MCPServer(ServerTool):
 
         self.label: str = tool["server_label"]
         self.listing: Item | None = None
-        """The server's tools as an ``mcp_list_tools`` item, if the server was asked and the list is new to the client."""
+        """The server's tools as an `mcp_list_tools` item, if the server was asked and the list is new to the client."""
         self._tool = tool
         self._context = context
         self._server = _configured(tool, context.settings)
@@ -181,7 +181,7 @@ class MCPServer(ServerTool):
 
     @staticmethod
     def echo(tool: Tool) -> Tool:
-        """Remove ``headers`` and ``authorization``, and all but the origin of ``server_url``: paths may contain keys."""
+        """Remove `headers` and `authorization`, and all but the origin of `server_url`: paths may contain keys."""
         shown = {name: value for name, value in tool.items() if name not in _SECRET}
         if "server_url" in shown:
             url = httpx.URL(shown["server_url"])
@@ -193,7 +193,7 @@ class MCPServer(ServerTool):
         await self._connection.aclose()
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools that may be called, from a signed list or else from the server. Raises ``APIError``."""
+        """Return the tools that may be called, from a signed list or else from the server. Raises `APIError`."""
         tools = self._signed_tools()
         if tools is None:
             tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
@@ -204,7 +204,7 @@ class MCPServer(ServerTool):
     async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
         """Call a tool. A forbidden call returns a failed result.
 
-        ``approved``: the user or the operator approved the call. Raises ``APIError`` if the server has to list its tools first
+        `approved`: the user or the operator approved the call. Raises `APIError` if the server has to list its tools first
         and that fails.
         """
         if self._listed is None and any(limit is not None for limit in self._limits()):
@@ -223,7 +223,7 @@ class MCPServer(ServerTool):
         return self._tool.get("allowed_tools"), _plain(self._server.allowed_tools) if self._server else None
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether a call of a tool that the server listed requires an ``mcp_approval_response``.
+        """Return whether a call of a tool that the server listed requires an `mcp_approval_response`.
 
         The request's rule takes precedence over the operator's. Without a rule, every call requires one. So does a call of a
         tool that matches both filters.
@@ -252,9 +252,9 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return the call of an ``mcp_approval_request`` as a function called ``name``, or None if it is not permitted.
+        """Return the call of an `mcp_approval_request` as a function called `name`, or None if it is not permitted.
 
-        Call after ``open``.
+        Call after `open`.
         """
         if self._listed is None or request["name"] not in self._listed:
             return None
@@ -297,7 +297,7 @@ class MCPServer(ServerTool):
         return tools if sealer.is_signed(signature, signed, purpose=_PURPOSE, owner=self._context.owner) else None
 
     def _sign(self, tools: list[dict[str, Any]]) -> Item | None:
-        """Return a signed item for the ``tools``, or None if the last list in the history is the same."""
+        """Return a signed item for the `tools`, or None if the last list in the history is the same."""
         signed = self._signed_bytes(tools)
         last = [] if self._last_list is None else self._last_list["tools"]
         if self._last_list is not None and len(last) == len(tools) and self._signed_bytes(last) == signed:
@@ -333,7 +333,7 @@ def sandbox_server(settings: ToolSettings) -> ToolServer:
 
 
 def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
-    """Return the URL and headers of a tool's server. ``server`` is the operator's, if the tool names one."""
+    """Return the URL and headers of a tool's server. `server` is the operator's, if the tool names one."""
     from .session import MCPTarget
 
     settings = context.settings
@@ -353,7 +353,7 @@ def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MC
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
     """Return the headers to send.
 
-    Of the operator's headers, a request may replace only ``authorization``, because the server may trust the others.
+    Of the operator's headers, a request may replace only `authorization`, because the server may trust the others.
     """
     headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
     if "authorization" in tool:
@@ -375,7 +375,7 @@ def _plain(rule: Any) -> Any:
 
 
 def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
-    """Return whether a tool is in a list of names (``*`` means any), or matches all members of a filter."""
+    """Return whether a tool is in a list of names (`*` means any), or matches all members of a filter."""
     if isinstance(rule, list):
         return listed["name"] in rule or EVERY_TOOL in rule
     read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))

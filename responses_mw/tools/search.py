@@ -1,4 +1,4 @@
-"""The providers of web search. To add one, write its class and add it to ``PROVIDERS``; CONTRIBUTING.md explains how."""
+"""The providers of web search. To add one, write its class and add it to `PROVIDERS`; CONTRIBUTING.md explains how."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SearchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One result. Without a ``url``, it is the provider's own text, which cannot be cited."""
+    """One result. Without a `url`, it is the provider's own text, which cannot be cited."""
 
     title: str
     url: str
@@ -51,9 +51,9 @@ class SearchHit:
 class Query:
     """One search.
 
-    ``count`` is the maximum number of results, and ``characters`` the maximum length of each one's text. ``allowed`` and
-    ``blocked`` are domains, including their subdomains. ``place`` is the ``user_location`` of the tool, with the country in
-    capitals. A ``thorough`` search may be slower or more expensive.
+    `count` is the maximum number of results, and `characters` the maximum length of each one's text. `allowed` and
+    `blocked` are domains, including their subdomains. `place` is the `user_location` of the tool, with the country in
+    capitals. A `thorough` search may be slower or more expensive.
     """
 
     text: str
@@ -80,12 +80,12 @@ class Query:
 
 
 def plain_host(name: str) -> str:
-    """Return a domain in the form used in URLs: ASCII, lower case. Raises ``ValueError`` for an invalid domain."""
+    """Return a domain in the form used in URLs: ASCII, lower case. Raises `ValueError` for an invalid domain."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
 
 
 class SearchProvider:
-    """A search provider in one run. ``url`` is the operator's setting, or else the ``URL`` of the provider."""
+    """A search provider in one run. `url` is the operator's setting, or else the `URL` of the provider."""
 
     URL: ClassVar[str | None] = None
 
@@ -98,9 +98,9 @@ class SearchProvider:
         self._timeout = context.settings.timeout
 
     async def search(self, query: Query) -> list[SearchHit]:
-        """Return the results, best first. Raises ``SearchFailed``.
+        """Return the results, best first. Raises `SearchFailed`.
 
-        A provider may ignore the filters and limits in ``query``, because the caller applies them again.
+        A provider may ignore the filters and limits in `query`, because the caller applies them again.
         """
         raise NotImplementedError
 
@@ -108,10 +108,10 @@ class SearchProvider:
         """End all searches."""
 
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
-        """Send a request and return the JSON object in the answer. Raises ``SearchFailed``.
+        """Send a request and return the JSON object in the answer. Raises `SearchFailed`.
 
-        ``request`` is as for httpx: ``params`` or ``json``. The whole answer must arrive within the timeout, uncompressed, and
-        have at most ``MAX_ANSWER_BYTES``.
+        `request` is as for httpx: `params` or `json`. The whole answer must arrive within the timeout, uncompressed, and
+        have at most `MAX_ANSWER_BYTES`.
         """
         url, headers = f"{self.url}{path}", {**headers, "accept-encoding": "identity"}
         sent = self._http.stream(method, url, headers=headers, timeout=self._timeout, **request)
@@ -141,7 +141,7 @@ class SearchProvider:
 
 
 def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
-    """Return the objects of the list at ``path``, or none if it is missing. Raises ``SearchFailed`` if it is not a list."""
+    """Return the objects of the list at `path`, or none if it is missing. Raises `SearchFailed` if it is not a list."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else answer
         if answer is None:
@@ -160,7 +160,7 @@ def _text(row: dict[str, Any], *names: str) -> str:
 
 
 class SearXNG(SearchProvider):
-    """A SearXNG instance, whose ``search.formats`` must include ``json``.
+    """A SearXNG instance, whose `search.formats` must include `json`.
 
     The key, if set, is sent as a bearer token, for a proxy in front of the instance.
     """
@@ -192,7 +192,7 @@ class SearXNG(SearchProvider):
 
 
 class Tavily(SearchProvider):
-    """Tavily. A ``thorough`` query is an advanced search, which costs two credits instead of one."""
+    """Tavily. A `thorough` query is an advanced search, which costs two credits instead of one."""
 
     URL = "https://api.tavily.com"
     _MAX_RESULTS, _MAX_ALLOWED, _MAX_BLOCKED = 20, 300, 150
@@ -214,7 +214,7 @@ class Tavily(SearchProvider):
 
 
 class Brave(SearchProvider):
-    """Brave Search. A ``thorough`` query also asks for extra snippets."""
+    """Brave Search. A `thorough` query also asks for extra snippets."""
 
     URL = "https://api.search.brave.com"
     _PLACES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
@@ -252,7 +252,7 @@ def _place_headers(place: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unaccented(name: str) -> str:
-    """Return a name in ASCII, for a header: ``Zürich`` becomes ``Zurich``. Names in other scripts become empty."""
+    """Return a name in ASCII, for a header: `Zürich` becomes `Zurich`. Names in other scripts become empty."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
     return plain if any(character.isalnum() for character in plain) else ""
 
@@ -274,12 +274,12 @@ _LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
 
 
 class MCPSearch(SearchProvider):
-    """A tool of one of the operator's servers, named ``label/tool`` in the settings and called with ``{"query": ...}``.
+    """A tool of one of the operator's servers, named `label/tool` in the settings and called with `{"query": ...}`.
 
     Its answer may have any of these forms:
 
-    1. JSON: a list of objects, or an object with such a list as ``results``, ``web.results``, ``organic`` or ``data``.
-    2. Text: paragraphs that each contain the URL of a result (``Title: ...``, ``URL: ...``, Markdown, or anything else).
+    1. JSON: a list of objects, or an object with such a list as `results`, `web.results`, `organic` or `data`.
+    2. Text: paragraphs that each contain the URL of a result (`Title: ...`, `URL: ...`, Markdown, or anything else).
     3. Text without a URL: one result, which cannot be cited.
     """
 

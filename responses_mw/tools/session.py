@@ -43,7 +43,7 @@ _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 class MCPFailure(Exception):
     """A session could not be opened, or a request failed.
 
-    ``code`` and ``kind`` are those of ``mcp_call.error``: an HTTP status of ``http_error``, or a JSON-RPC code.
+    `code` and `kind` are those of `mcp_call.error`: an HTTP status of `http_error`, or a JSON-RPC code.
     """
 
     message: str
@@ -69,7 +69,7 @@ class MCPTarget:
         return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of ``error`` without the URL and the headers that we sent.
+        """Return the message of `error` without the URL and the headers that we sent.
 
         A server may repeat them in its message, and errors are stored and shown.
         """
@@ -84,12 +84,12 @@ class MCPTarget:
 
 
 class MCPSession:
-    """A session that runs in a task of its own. ``client`` is set once it is open."""
+    """A session that runs in a task of its own. `client` is set once it is open."""
 
     client: ClientSession
 
     def __init__(self, target: MCPTarget, *, legacy: bool) -> None:
-        """``legacy``: use the older SSE transport, not streamable HTTP."""
+        """`legacy`: use the older SSE transport, not streamable HTTP."""
         self._target = target
         self._legacy = legacy
         self._transport = GuardedTransport(_MAX_ANSWER_BYTES, allow_private=target.allow_private)
@@ -108,7 +108,7 @@ class MCPSession:
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
-        """Wait until the session can be used. Raises ``MCPFailure``."""
+        """Wait until the session can be used. Raises `MCPFailure`."""
         awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work``, a call of the client. When cancelled, return at once, while the SDK still notifies the server."""
+        """Run `work`, a call of the client. When cancelled, return at once, while the SDK still notifies the server."""
         task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -168,7 +168,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def open_session(target: MCPTarget) -> MCPSession:
-    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises ``MCPFailure``."""
+    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises `MCPFailure`."""
     session = MCPSession(target, legacy=False)
     try:
         await session.open()
@@ -232,7 +232,7 @@ _LOGGERS = (
 
 
 async def _quietly(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` without the SDK's logs. To be run as a task, whose context is its own."""
+    """Run `work` without the SDK's logs. To be run as a task, whose context is its own."""
     _quiet.set(True)
     return await work
 

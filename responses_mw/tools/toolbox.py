@@ -1,4 +1,4 @@
-"""The server-side tools of one run. To add a kind of tool, write its class and add it to ``KINDS``."""
+"""The server-side tools of one run. To add a kind of tool, write its class and add it to `KINDS`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_SERVERS = 64
 
 
 class Tools:
-    """The server-side tools of all runs. ``http`` is the client for the operator's own services."""
+    """The server-side tools of all runs. `http` is the client for the operator's own services."""
 
     def __init__(self, settings: ToolSettings, search: SearchSettings, http: httpx.AsyncClient, sealer: Sealer) -> None:
         self._settings = settings
@@ -41,7 +41,7 @@ class Tools:
         self._has_logged_search = False
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check the entries of ``tools`` that the server executes, and the request's ``tool_choice``. Raises ``BadRequest``."""
+        """Check the entries of `tools` that the server executes, and the request's `tool_choice`. Raises `BadRequest`."""
         checked = [
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
@@ -60,7 +60,7 @@ class Tools:
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of the ``tools`` that the model is not offered because the server has no configuration for them."""
+        """Return the types of the `tools` that the model is not offered because the server has no configuration for them."""
         is_missing = self._search.provider == "none"
         return [tool["type"] for tool in tools if is_missing and tool["type"] in WebSearch.types]
 
@@ -77,10 +77,10 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox of a run of ``owner``, or None if the server executes none of its checked ``tools``.
+        """Return the toolbox of a run of `owner`, or None if the server executes none of its checked `tools`.
 
-        ``items`` are all items that the model will see; ``own`` are those among them that come from the request. The trace
-        headers among ``headers`` are sent to tool servers. Raises ``BadRequest`` for an approval without an approval request.
+        `items` are all items that the model will see; `own` are those among them that come from the request. The trace
+        headers among `headers` are sent to tool servers. Raises `BadRequest` for an approval without an approval request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         context = ToolContext(self._settings, self._search, self._http, self._sealer, owner, items, trace)
@@ -105,9 +105,9 @@ class Toolbox:
     """The tools of one run. It is opened once, before the first turn, and always closed."""
 
     def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
-        """``approved`` maps the path of each approval to its approval request. The approved calls run first.
+        """`approved` maps the path of each approval to its approval request. The approved calls run first.
 
-        The ``gate`` is awaited before anything is sent to a tool.
+        The `gate` is awaited before anything is sent to a tool.
         """
         self._entries = entries
         self._requests = approved
@@ -121,7 +121,7 @@ class Toolbox:
         """Their functions, which are never offered to the model: an approval is for one call with the arguments shown."""
 
     async def open(self) -> None:
-        """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the gate refuses the caller."""
+        """Open all entries concurrently. Raises `APIError` if one cannot be used or the gate refuses the caller."""
         await self._gate()
         try:
             async with asyncio.TaskGroup() as group:
@@ -135,7 +135,7 @@ class Toolbox:
 
     @property
     def listings(self) -> list[Item]:
-        """The new ``mcp_list_tools`` items."""
+        """The new `mcp_list_tools` items."""
         return [entry.listing for entry in self._entries if isinstance(entry, MCPServer) and entry.listing is not None]
 
     @property
@@ -143,7 +143,7 @@ class Toolbox:
         return [source for entry in self._entries for source in entry.sources]
 
     async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
-        """Call the function that was offered with this ``form``. ``call_id`` is the model's id of the call, for its span."""
+        """Call the function that was offered with this `form`. `call_id` is the model's id of the call, for its span."""
         await self._gate()
         served = self._serving[id(form)]
         name = form.members.get("name", served.name)
@@ -157,9 +157,9 @@ class Toolbox:
         await asyncio.gather(*(entry.aclose() for entry in self._entries))
 
     def _approve(self) -> list[ServedFunction]:
-        """Return the functions of the approved calls, and set ``approved``.
+        """Return the functions of the approved calls, and set `approved`.
 
-        Raises ``BadRequest`` for a call that is not permitted even with an approval.
+        Raises `BadRequest` for a call that is not permitted even with an approval.
         """
         calls: list[dict[str, Any]] = []
         approved: list[ServedFunction] = []
@@ -184,7 +184,7 @@ class Toolbox:
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
-    """Map the path of each approval in the request's ``own`` input to its approval request. Omit calls already made.
+    """Map the path of each approval in the request's `own` input to its approval request. Omit calls already made.
 
     The client may have forged the approval request. That grants nothing: the call's permission is still checked.
     """

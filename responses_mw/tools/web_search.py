@@ -1,4 +1,4 @@
-"""The tool kind ``web_search``, with ``web_search_preview`` and the dated names of both."""
+"""The tool kind `web_search`, with `web_search_preview` and the dated names of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .search import Query, SearchFailed, SearchHit, open_provider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
-"""Number of results and their maximum length in characters, by ``search_context_size``."""
+"""Number of results and their maximum length in characters, by `search_context_size`."""
 _MAX_QUERY = 2_000
 _MAX_TITLE = 300
 _MAX_URL = 2_048
@@ -31,7 +31,7 @@ _FUNCTION = as_function(
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Refuse a ``tool_choice`` that forces a search, if this server has no provider. Raises ``BadRequest``.
+    """Refuse a `tool_choice` that forces a search, if this server has no provider. Raises `BadRequest`.
 
     A request that merely offers the tool is accepted, because some clients (Codex) always offer it.
     """
@@ -82,7 +82,7 @@ _definition = checks.closed_object(
 class WebSearch(ServerTool):
     """The web search of one run. Without a provider, or without access to the live web, it offers no function.
 
-    ``sources`` are all that the answer may cite, including the sources in ``earlier`` items. Searches may run concurrently.
+    `sources` are all that the answer may cite, including the sources in `earlier` items. Searches may run concurrently.
     Results are numbered throughout the history; a URL keeps its number.
     """
 
@@ -117,7 +117,7 @@ class WebSearch(ServerTool):
             await self.provider.aclose()
 
     async def call(self, arguments: str) -> ToolResult:
-        """Search. The result has the members ``action`` and ``results``, and ``error`` if the search failed."""
+        """Search. The result has the members `action` and `results`, and `error` if the search failed."""
         assert self.provider is not None
         action, text = _action(arguments), _query(arguments)
         if text is None:
@@ -132,7 +132,7 @@ class WebSearch(ServerTool):
         return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
 
     def _numbered(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
-        """Return the results with their numbers. Texts are cut to ``maximum`` characters."""
+        """Return the results with their numbers. Texts are cut to `maximum` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
             number = self._number(hit)

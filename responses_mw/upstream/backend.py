@@ -97,7 +97,7 @@ class Backend(ABC):
     """Whether a response can be continued from another worker's output."""
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
-        """``open_reasoning`` selects the names of reasoning events in the Open Responses specification."""
+        """`open_reasoning` selects the names of reasoning events in the Open Responses specification."""
         self._upstream = upstream
         self._sealer = sealer
         self._think_tag = settings.think_tag

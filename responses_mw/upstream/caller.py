@@ -53,7 +53,7 @@ class Standing:
 class Caller:
     """The caller of a request.
 
-    ``owner`` owns what the request stores, ``headers`` are forwarded to the upstream, and in-process calls inherit ``scope``.
+    `owner` owns what the request stores, `headers` are forwarded to the upstream, and in-process calls inherit `scope`.
     """
 
     owner: str = ANONYMOUS
@@ -87,12 +87,12 @@ _OF_THE_HOST = frozenset({"user", "auth", "session"})
 """Members of the ASGI scope in which a host's middleware identifies the caller, besides the headers."""
 
 Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
-"""Sends a request for a caller. Raises ``UpstreamError`` if there is no answer."""
+"""Sends a request for a caller. Raises `UpstreamError` if there is no answer."""
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 
 class Verification:
-    """Checks credentials at one upstream. ``chat_path`` is its path for chats or responses."""
+    """Checks credentials at one upstream. `chat_path` is its path for chats or responses."""
 
     def __init__(self, ask: Ask, fault_of: FaultOf, *, chat_path: str) -> None:
         self._ask = ask
@@ -104,7 +104,7 @@ class Verification:
         """A model that the upstream has answered for, used if no list names one."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted. Raises ``Unauthorized`` if not, and ``UpstreamError`` if that is unclear."""
+        """Check that the caller is accepted. Raises `Unauthorized` if not, and `UpstreamError` if that is unclear."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")

@@ -38,7 +38,7 @@ _MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
 
 
 class Upstream:
-    """One upstream server. ``base`` is its URL without ``/v1``; ``transport`` reaches it over the network or in process.
+    """One upstream server. `base` is its URL without `/v1`; `transport` reaches it over the network or in process.
 
     The transport is used without httpx's client: redirects, cookies and proxies would be wrong here and cost time per request.
     """
@@ -56,18 +56,18 @@ class Upstream:
         self._verification = Verification(self._ask, self._fault, chat_path=path)
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """Return the answer to a chat request. Its ``open`` sends the request.
+        """Return the answer to a chat request. Its `open` sends the request.
 
-        ``open`` raises ``UpstreamError`` for an error status, ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        `open` raises `UpstreamError` for an error status, `UpstreamUnreachable` and `UpstreamTimeout`.
         """
         return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
     def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
-        """Return the answer of a native Responses API to ``body``, like ``chat``."""
+        """Return the answer of a native Responses API to `body`, like `chat`."""
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the models that ``GET /v1/models`` lists. Raises ``UpstreamError``."""
+        """Return the models that `GET /v1/models` lists. Raises `UpstreamError`."""
         listed = await self.get("/v1/models", caller)
         models = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(models, list):
@@ -75,11 +75,11 @@ class Upstream:
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
-        """Return the JSON at ``path``. Raises ``UpstreamError``."""
+        """Return the JSON at `path`. Raises `UpstreamError`."""
         return await self._json(await self._ask("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
-        """Post ``body`` to an endpoint other than completions and return the JSON answer. Raises ``UpstreamError``."""
+        """Post `body` to an endpoint other than completions and return the JSON answer. Raises `UpstreamError`."""
         return await self._json(await self._ask("POST", path, caller, orjson.dumps(body)), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
@@ -110,7 +110,7 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return ``wanted``, or the upstream's only model. Raises ``BadRequest`` unless there is exactly one."""
+        """Return `wanted`, or the upstream's only model. Raises `BadRequest` unless there is exactly one."""
         if wanted is not None:
             return wanted
         now = time.monotonic()
@@ -127,15 +127,15 @@ class Upstream:
     async def verify(self, caller: Caller) -> None:
         """Check that the upstream accepts the caller, or that it has one of our keys. Call this before every side effect.
 
-        Asks the upstream unless it has answered this request or recently accepted the credential (see ``caller``). Raises
-        ``Unauthorized`` if the caller is refused, and ``UpstreamError`` if the check is inconclusive.
+        Asks the upstream unless it has answered this request or recently accepted the credential (see `caller`). Raises
+        `Unauthorized` if the caller is refused, and `UpstreamError` if the check is inconclusive.
         """
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
         """Check that the upstream answers a cheap request, even with an error.
 
-        Raises ``UpstreamError`` (an overload) if it is unavailable. A 429, 502, 503 or 504 counts as unavailable: it may come
+        Raises `UpstreamError` (an overload) if it is unavailable. A 429, 502, 503 or 504 counts as unavailable: it may come
         from a proxy.
         """
         try:
@@ -152,7 +152,7 @@ class Upstream:
             raise
 
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
-        """Open ``stream`` and record whether the upstream accepted its caller. Raises ``UpstreamError``."""
+        """Open `stream` and record whether the upstream accepted its caller. Raises `UpstreamError`."""
         try:
             await stream.open()
         except UpstreamError as error:
@@ -182,7 +182,7 @@ class Upstream:
         )
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Return the whole response. An error's body is dropped if it is too large or compressed. Raises ``UpstreamError``."""
+        """Return the whole response. An error's body is dropped if it is too large or compressed. Raises `UpstreamError`."""
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:
@@ -199,7 +199,7 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send the request. Failed connections, 502 and 503 are retried for half of ``upstream.status_grace``.
+        """Send the request. Failed connections, 502 and 503 are retried for half of `upstream.status_grace`.
 
         The other half is left for the last attempt, so that its status can still be sent to the caller.
         """

@@ -1,6 +1,6 @@
-"""Count the tokens of prompts, and make a history fit its model's context window (``truncation: auto``).
+"""Count the tokens of prompts, and make a history fit its model's context window (`truncation: auto`).
 
-1. Tokens are counted by the server's tokenizer, or from the ``usage`` of an answer of one token. A tokenizer renders the chat
+1. Tokens are counted by the server's tokenizer, or from the `usage` of an answer of one token. A tokenizer renders the chat
    as a completion does if it accepts everything that the template uses. A chat with parameters that it does not accept or
    content that it cannot count (images) is counted by an answer.
 2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, their number comes from
@@ -40,13 +40,13 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens of ``chat``. Raises ``UpstreamError``, including when the server cannot count."""
+    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, including when the server cannot count."""
     count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
     return await count_by_completion(upstream, chat, caller) if count is None else count
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
-    """Return the number of input tokens of a Responses request. Raises ``UpstreamError`` like ``count_tokens``."""
+    """Return the number of input tokens of a Responses request. Raises `UpstreamError` like `count_tokens`."""
     counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
     if isinstance(count := _member(counted, "input_tokens"), int):
         return count
@@ -57,7 +57,7 @@ async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) 
 
 
 def is_text(chat: ChatRequest) -> bool:
-    """Return whether ``chat`` contains only text."""
+    """Return whether `chat` contains only text."""
     parts = (part for message in chat["messages"] if isinstance(message.get("content"), list) for part in message["content"])
     return all(part.get("type") == "text" for part in parts)
 
@@ -73,7 +73,7 @@ async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Cal
 
 
 async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
-    """Return the token count that ``answer`` reports for its prompt."""
+    """Return the token count that `answer` reports for its prompt."""
     count = None
     async with aclosing(answer):
         await answer.open()
@@ -164,7 +164,7 @@ class ContextWindow:
             items = _cut_to_share(items, chat, limit / count)
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
-        """Count the tokens of ``chat``. If counting takes an answer and the server refuses it as too long, return a low
+        """Count the tokens of `chat`. If counting takes an answer and the server refuses it as too long, return a low
         estimate: the chat is counted again after the cut."""
         try:
             return await count_tokens(self._upstream, chat, caller)
@@ -176,7 +176,7 @@ class ContextWindow:
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """Return a smaller request than the ``refused`` one; None if nothing can be removed or ``message`` states no length."""
+        """Return a smaller request than the `refused` one; None if nothing can be removed or `message` states no length."""
         stated = _LENGTH.search(message)
         if stated is None or not len(Truncation(items)):
             return None
@@ -219,13 +219,13 @@ def _target(chat: ChatRequest, length: int) -> int:
 
 
 def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
-    """Return the token count that the refusal states, or an estimate from the size of ``chat``."""
+    """Return the token count that the refusal states, or an estimate from the size of `chat`."""
     count = _COUNT.search(refusal)
     return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_per_token
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Remove at least one block of ``items``, until ``share`` of the size of ``chat`` remains. Tools are never removed."""
+    """Remove at least one block of `items`, until `share` of the size of `chat` remains. Tools are never removed."""
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)

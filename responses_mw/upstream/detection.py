@@ -20,7 +20,7 @@ _OWNERS = {
     "system": OPENAI,
     "openai-internal": OPENAI,
 }
-"""Dialects by ``owned_by`` of the models, for servers that name themselves there."""
+"""Dialects by `owned_by` of the models, for servers that name themselves there."""
 
 
 def _is_tgi(answer: Any) -> bool:
@@ -44,7 +44,7 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
 
 
 async def detect(models: list[dict[str, Any]], get: Get) -> Dialect:
-    """Return the dialect of the server that lists ``models``, or OpenAI's if nothing identifies it."""
+    """Return the dialect of the server that lists `models`, or OpenAI's if nothing identifies it."""
     for model in models:
         owner = model.get("owned_by")
         if isinstance(owner, str) and owner in _OWNERS:

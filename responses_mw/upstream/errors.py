@@ -33,7 +33,7 @@ ERROR_CODES = frozenset(
         "image_file_not_found",
     }
 )
-"""The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and an upstream can send."""
+"""The codes of `response.error` that the SDKs know (openai-python, `ResponseError`) and an upstream can send."""
 CONTEXT_LENGTH = "context_length_exceeded"
 """A code that the SDKs do not list, but from which Codex and other clients recover."""
 
@@ -73,9 +73,9 @@ _TOO_LONG = (
 def from_status(
     status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False, elapsed: float = 0.0
 ) -> UpstreamError:
-    """Return the error for a ``status`` of 300 or more. ``own_key``: the operator's credential was used, not the caller's.
+    """Return the error for a `status` of 300 or more. `own_key`: the operator's credential was used, not the caller's.
 
-    ``elapsed`` is the number of seconds that the answer took.
+    `elapsed` is the number of seconds that the answer took.
     """
     error = _from_status(status, body, headers, own_key=own_key, elapsed=elapsed)
     error.upstream_status = status
@@ -101,7 +101,7 @@ def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: b
 
 
 def _sendable(headers: httpx.Headers, *, limits: bool = False) -> dict[str, str]:
-    """Return the headers that the client gets: ``retry-after``, and rate ``limits`` if asked. Invalid values are left out."""
+    """Return the headers that the client gets: `retry-after`, and rate `limits` if asked. Invalid values are left out."""
     return {
         name: value
         for name, value in headers.items()
@@ -116,7 +116,7 @@ def _server_error(status: int, message: str, fault: dict[str, Any], headers: dic
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds that a ``Retry-After`` asks to wait; None if it is missing or invalid."""
+    """Return the seconds that a `Retry-After` asks to wait; None if it is missing or invalid."""
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
@@ -194,7 +194,7 @@ def _members(data: Any) -> dict[str, Any]:
 
 
 def _message(message: Any) -> str:
-    """Return the text of SGLang's ``message``, the ``error`` of TGI and of vLLM's 401 and 503, or FastAPI's ``detail``, which
+    """Return the text of SGLang's `message`, the `error` of TGI and of vLLM's 401 and 503, or FastAPI's `detail`, which
     may be a list. Bedrock puts the JSON of another error into the text."""
     if isinstance(message, str):
         inner = _decoded(message.encode()) if message.startswith("{") else None
@@ -227,7 +227,7 @@ def _why(error: httpx.HTTPError) -> str:
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:
-    """Return code and message of ``response.error``, for a run that failed after its stream had begun."""
+    """Return code and message of `response.error`, for a run that failed after its stream had begun."""
     if error.code is not None and (error.code in ERROR_CODES or error.code == CONTEXT_LENGTH):
         return error.code, error.message
     if not isinstance(error, UpstreamError | BadRequest):

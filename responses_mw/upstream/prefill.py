@@ -3,7 +3,7 @@
 Whether it continues the message depends on the server, the model and its chat template. A server that does not continue it
 reports no error: it closes the message and begins another. So nothing is assumed:
 
-1. The server shows the prompt of this request (vLLM: ``/tokenize`` and ``/detokenize``; llama.cpp: ``/apply-template``). The
+1. The server shows the prompt of this request (vLLM: `/tokenize` and `/detokenize`; llama.cpp: `/apply-template`). The
    prompt must end in the text.
 2. A server may show a prompt that it does not use (vLLM with gpt-oss). So once for each model, the prompt shown for a sample
    must have as many tokens as an answer to the sample reports.
@@ -52,7 +52,7 @@ class PrefillProof:
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
-        """Return whether the upstream continues messages with ``model``. Raises `UpstreamError` if it cannot be asked."""
+        """Return whether the upstream continues messages with `model`. Raises `UpstreamError` if it cannot be asked."""
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False
@@ -76,7 +76,7 @@ class PrefillProof:
         return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
-        """Return the prompt of ``chat``, whose last message is ``text``; None if it does not end in that text."""
+        """Return the prompt of `chat`, whose last message is `text`; None if it does not end in that text."""
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)
         if tokens is None:

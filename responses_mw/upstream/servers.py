@@ -94,7 +94,7 @@ class _VLLM(Server):
         return await self._ask("/tokenize", body, "count", int) or 0
 
     def _rendered(self, chat: ChatRequest) -> ChatRequest:
-        """Return what ``/tokenize`` renders. ``reasoning_effort`` and ``documents`` become template arguments there."""
+        """Return what `/tokenize` renders. `reasoning_effort` and `documents` become template arguments there."""
         arguments = {**(chat.get("chat_template_kwargs") or {}), **_only(chat, ("reasoning_effort", "documents"))}
         return {**_only(chat, self._SHOWN), **({"chat_template_kwargs": arguments} if arguments else {})}
 

@@ -26,9 +26,9 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 class ChatStream:
     """The answer to one chat request, streamed or whole depending on its content type.
 
-    ``open`` sends the request. Each iteration then returns the chunks completed by one network read. At the end, ``done`` says
-    whether the answer is complete: ``[DONE]`` or a whole document has arrived. ``aclose`` closes the connection.
-    Raises ``UpstreamError`` if the answer is missing, interrupted, malformed or longer than ``max_bytes``.
+    `open` sends the request. Each iteration then returns the chunks completed by one network read. At the end, `done` says
+    whether the answer is complete: `[DONE]` or a whole document has arrived. `aclose` closes the connection.
+    Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ChatStream:
         self.done = False
 
     async def open(self) -> None:
-        """Send the request, and wait until the answer has begun or ended. Raises ``UpstreamError``."""
+        """Send the request, and wait until the answer has begun or ended. Raises `UpstreamError`."""
         self._response = response = await self._send()
         try:
             check_uncompressed(response)
@@ -138,7 +138,7 @@ class ChatStream:
             raise UpstreamError(f"The upstream sent {error}.") from error
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
-        """Decode ``frames`` up to the end or a fault. Chunks before a fault are returned, even from the same read."""
+        """Decode `frames` up to the end or a fault. Chunks before a fault are returned, even from the same read."""
         chunks: list[Chunk | Text] = []
         for frame in frames:
             text = None if self._halves.is_holding else self._fast_path.text(frame)
@@ -159,7 +159,7 @@ class ChatStream:
         return chunks
 
     async def _end(self) -> None:
-        """Raise a pending fault, or wait briefly for the end of the body after ``[DONE]``.
+        """Raise a pending fault, or wait briefly for the end of the body after `[DONE]`.
 
         Closing earlier would prevent the connection from being reused, and cancel an in-process application in its last steps.
         """
@@ -197,7 +197,7 @@ class _Whole:
 
 
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    """Decode a JSON object from an upstream. Raises ``UpstreamError``."""
+    """Decode a JSON object from an upstream. Raises `UpstreamError`."""
     try:
         decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
     except orjson.JSONDecodeError:
@@ -242,14 +242,14 @@ class IdleTimeout:
         self._is_cancelled = False
 
     def watch(self, timeout: float) -> None:
-        """Limit the waits of the current task to ``timeout`` seconds (at most an eighth more)."""
+        """Limit the waits of the current task to `timeout` seconds (at most an eighth more)."""
         self._task = asyncio.current_task()
         self._timeout = timeout
         self.ticks = 0
         self._arm()
 
     def check(self) -> None:
-        """Raise ``UpstreamTimeout`` if only this timeout cancelled the reader."""
+        """Raise `UpstreamTimeout` if only this timeout cancelled the reader."""
         if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 
@@ -274,9 +274,9 @@ _FINISHED = {"completed": "response.completed", "incomplete": "response.incomple
 
 
 class ResponsesStream(ChatStream):
-    """A ``ChatStream`` of events instead of chunks. A whole answer becomes a terminal event.
+    """A `ChatStream` of events instead of chunks. A whole answer becomes a terminal event.
 
-    ``done`` is set after a terminal event; nothing is read after it.
+    `done` is set after a terminal event; nothing is read after it.
     """
 
     def _take(self, data: bytes) -> list[Chunk | Text]:

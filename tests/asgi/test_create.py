@@ -1,4 +1,4 @@
-"""``POST /v1/responses`` from end to end: what the client gets, and what the upstream is asked."""
+"""`POST /v1/responses` from end to end: what the client gets, and what the upstream is asked."""
 
 from __future__ import annotations
 

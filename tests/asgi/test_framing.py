@@ -69,7 +69,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
 
 
 async def talk(port: int, pieces: list[bytes], patience: float) -> bytes:
-    """Sends the pieces one after the other; what came back when there was an answer, or nothing for ``patience`` seconds."""
+    """Sends the pieces one after the other; what came back when there was an answer, or nothing for `patience` seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = bytearray()
 

@@ -187,7 +187,7 @@ async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
 
 
 class SlowCheck:
-    """Makes the first check of a background response wait for ``go``."""
+    """Makes the first check of a background response wait for `go`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held, self.go = Signal(), Signal()

@@ -1,4 +1,4 @@
-"""``POST /v1/responses/input_tokens``: what the server's tokenizer says of the request that a create would send."""
+"""`POST /v1/responses/input_tokens`: what the server's tokenizer says of the request that a create would send."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the compliance suite of the Open Responses specification asks for, over HTTP and over WebSocket.
 
-``scripts/e2e compliance`` runs the suite itself.
+`scripts/e2e compliance` runs the suite itself.
 """
 
 from __future__ import annotations

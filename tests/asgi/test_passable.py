@@ -42,7 +42,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncCli
 
 
 async def call(proxy: ReverseProxy, scope: Scope, *messages: Message) -> tuple[int, bytes]:
-    """Status and body of the answer to a request whose body comes as ``messages``, and then stalls."""
+    """Status and body of the answer to a request whose body comes as `messages`, and then stalls."""
     inbox, sent = list(messages), []
 
     async def receive() -> Message:

@@ -63,7 +63,7 @@ def listening(receive_buffer: int | None = None) -> socket.socket:
 
 @asynccontextmanager
 async def served(app: ASGIApp, http: Any = "auto", receive_buffer: int | None = None) -> AsyncIterator[str]:
-    """``app`` behind uvicorn on a free port; its URL."""
+    """`app` behind uvicorn on a free port; its URL."""
     sock = listening(receive_buffer)
     config = uvicorn.Config(app, http=http, lifespan="on", log_config=None, timeout_graceful_shutdown=1)
     config.load()
@@ -80,7 +80,7 @@ async def served(app: ASGIApp, http: Any = "auto", receive_buffer: int | None = 
 async def proxied(
     transport: httpx.AsyncBaseTransport, upstream: str, patience: float = 10, **server: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy before ``upstream``; the proxy waits ``patience`` seconds for it."""
+    """A client of a proxy before `upstream`; the proxy waits `patience` seconds for it."""
     jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
     async with (
         httpx.AsyncClient(transport=transport, timeout=patience, cookies=jar) as inner,
@@ -92,7 +92,7 @@ async def proxied(
 
 @asynccontextmanager
 async def raw_upstream(connection: Connection, receive_buffer: int | None = None) -> AsyncIterator[str]:
-    """A server that speaks bytes; each connection is closed when ``connection`` returns."""
+    """A server that speaks bytes; each connection is closed when `connection` returns."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         try:
@@ -216,7 +216,7 @@ async def test_an_upload_is_held_by_a_slow_upstream_and_arrives_whole(
 
 
 def accepting_lifespan(app: ASGIApp) -> ASGIApp:
-    """``app``, with a lifespan that does nothing."""
+    """`app`, with a lifespan that does nothing."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -378,7 +378,7 @@ async def test_a_target_is_not_normalised(transport: httpx.AsyncBaseTransport, t
 
 
 async def target_seen(transport: httpx.AsyncBaseTransport, base: str, target: str) -> str:
-    """The target that the upstream gets for a request to ``target``."""
+    """The target that the upstream gets for a request to `target`."""
     heads: list[bytes] = []
     async with (
         raw_upstream(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", heads)) as upstream,
@@ -389,7 +389,7 @@ async def target_seen(transport: httpx.AsyncBaseTransport, base: str, target: st
 
 
 async def call(app: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ``app`` sends when it is called with ``scope`` and receives ``messages``, then nothing more."""
+    """What `app` sends when it is called with `scope` and receives `messages`, then nothing more."""
     inbox, sent = list(messages), []
 
     async def receive() -> Any:

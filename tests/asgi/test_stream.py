@@ -145,7 +145,7 @@ def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
 
 
 async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
-    """The whole stream, of which the upstream gives the second part when ``awaited`` has come."""
+    """The whole stream, of which the upstream gives the second part when `awaited` has come."""
     raw = b""
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
         async for data in response.aiter_raw():

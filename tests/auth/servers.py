@@ -32,7 +32,7 @@ nobody as keys are for chats only."""
 
 
 class Knowing(ScriptedUpstream):
-    """Chats with callers who have one of its ``keys``, looking at the credential first; calls the first tool it is offered."""
+    """Chats with callers who have one of its `keys`, looking at the credential first; calls the first tool it is offered."""
 
     def __init__(self, listing: Listing = "guarded") -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Effects:
 
 
 def settings_of(effects: str) -> dict[str, Any]:
-    """Settings by which every effect is possible; ``effects`` is the URL of their server."""
+    """Settings by which every effect is possible; `effects` is the URL of their server."""
     return {
         "tools__mcp_servers": {"tools": {"url": f"{effects}/mcp", "require_approval": "never"}},
         "tools__allow_private_urls": True,

@@ -35,7 +35,7 @@ FORGED = "a forged approval"
 
 @dataclass(frozen=True)
 class Effect:
-    """What a request has an effect on: it shows in Redis, or as a visit at ``path`` of the server of effects. On a WebSocket
+    """What a request has an effect on: it shows in Redis, or as a visit at `path` of the server of effects. On a WebSocket
     nothing is asked before the handshake, which is the same for all."""
 
     name: str

@@ -54,7 +54,7 @@ async def test_no_model_is_run_where_the_list_of_models_tells() -> None:
 
 
 def failing(path: str, status: int) -> Callable[..., Any]:
-    """An upstream that answers at ``path`` with ``status``."""
+    """An upstream that answers at `path` with `status`."""
     server = Knowing("public")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -49,7 +49,7 @@ def key(cache: Cache, question: str = "What is the capital of France?", owner: s
 def answered(
     *texts: tuple[str, str], finish: str = "stop", usage: dict[str, Any] | None = USAGE, **fields: Any
 ) -> dict[str, Any]:
-    """The document of an answer of these texts, each ``content`` or ``reasoning``, as an upstream would have streamed it."""
+    """The document of an answer of these texts, each `content` or `reasoning`, as an upstream would have streamed it."""
     chunks: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts or [("content", "Paris.")]
     ]
@@ -60,7 +60,7 @@ def answered(
 def run(
     request: CreateResponse, chunks: list[dict[str, Any]], usage: dict[str, Any] | None = None
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The events and the document that an assembler makes of ``chunks``; of a hit with that ``usage``."""
+    """The events and the document that an assembler makes of `chunks`; of a hit with that `usage`."""
     ids = RunIds()
     created = document.create(request, response_id=ids.response, model="m", created_at=1)
     assembler = Assembler(created, ids, ResponseOptions(summary=request.wants_summary))
@@ -87,7 +87,7 @@ async def granted() -> None:
 
 
 async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | None = None, **options: Any) -> str:
-    """What is answered to a key: by the cache (``told again: ...``), or ``answer``, which is kept then."""
+    """What is answered to a key: by the cache (`told again: ...`), or `answer`, which is kept then."""
     found = await cache.lookup(one, policy, granted, **options)
     if isinstance(found, Hit):
         return f"told again: {told(found)}"
@@ -99,7 +99,7 @@ async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | N
 
 @dataclass
 class EmbeddingServer:
-    """``/v1/embeddings`` of vectors that the test tells; of other texts, vectors that are far from all others."""
+    """`/v1/embeddings` of vectors that the test tells; of other texts, vectors that are far from all others."""
 
     dimensions: int = 16
     vectors: dict[str, list[float]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""``responses-mw cache``: what the cache holds, and how it is emptied."""
+"""`responses-mw cache`: what the cache holds, and how it is emptied."""
 
 from __future__ import annotations
 

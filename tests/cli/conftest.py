@@ -18,7 +18,7 @@ from tests.support.servers import PATIENCE
 
 
 class Command:
-    """A running command; ``output`` is what it has printed and logged so far."""
+    """A running command; `output` is what it has printed and logged so far."""
 
     def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""``responses-mw serve --check``: everything that the settings name is used once."""
+"""`responses-mw serve --check`: everything that the settings name is used once."""
 
 from __future__ import annotations
 

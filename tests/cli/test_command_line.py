@@ -1,4 +1,4 @@
-"""What ``responses-mw`` answers to those who type: help, suggestions, and errors in a line."""
+"""What `responses-mw` answers to those who type: help, suggestions, and errors in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``responses-mw serve --processes``: several processes on one port."""
+"""`responses-mw serve --processes`: several processes on one port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``responses-mw serve`` and ``worker`` say when they start and stop."""
+"""What `responses-mw serve` and `worker` say when they start and stop."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def ask(client: openai.OpenAI, *texts: str, model: str = "demo", **extra: Any) -
 
 
 def raw_stream(url: str, **body: Any) -> list[Any]:
-    """The chunks of a stream, as they are on the wire, and ``[DONE]`` at the end."""
+    """The chunks of a stream, as they are on the wire, and `[DONE]` at the end."""
     response = httpx.post(f"{url}/v1/chat/completions", json={"stream": True, **body})
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, rest = response.text.split("\n\n")

@@ -37,7 +37,7 @@ def asked(*extras: str) -> list[Requirement]:
 
 
 def of_the_image() -> list[Requirement]:
-    """What the image should have: the extra ``all`` but for the embedded Valkey."""
+    """What the image should have: the extra `all` but for the embedded Valkey."""
     [everything] = PROJECT["optional-dependencies"]["all"]
     return asked(*sorted(Requirement(everything).extras - {"embedded"}))
 

@@ -1,4 +1,4 @@
-"""Options and installations of the end-to-end tests. ``scripts/e2e`` runs them."""
+"""Options and installations of the end-to-end tests. `scripts/e2e` runs them."""
 
 from __future__ import annotations
 

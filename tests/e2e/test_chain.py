@@ -18,7 +18,7 @@ AT_A_TIME = 16
 
 
 async def continued(a: openai.AsyncOpenAI, b: openai.AsyncOpenAI, number: int) -> list[str]:
-    """The roles in the history of what continues, on ``b``, a response that has just completed on ``a``. Every other is streamed."""
+    """The roles in the history of what continues, on `b`, a response that has just completed on `a`. Every other is streamed."""
     first = await a.responses.create(model="tiny", input=f"first {number}", stream=True) if number % 2 else None
     if first is None:
         response = await a.responses.create(model="tiny", input=f"first {number}")

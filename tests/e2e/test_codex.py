@@ -1,6 +1,6 @@
 """Codex CLI runs against responses-mw with a scripted model behind it, and must come to what the script says.
 
-npm installs the pinned Codex into a cache; ``--codex PATH`` is another one to run.
+npm installs the pinned Codex into a cache; `--codex PATH` is another one to run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def codex(cache: Path, request: pytest.FixtureRequest) -> Path:
 
 
 class Ours:
-    """Our server in front of ``upstream``, always at one ``port``: it can be killed, and started anew."""
+    """Our server in front of `upstream`, always at one `port`: it can be killed, and started anew."""
 
     def __init__(self, upstream: str, *options: str) -> None:
         self.port = free_port()
@@ -199,7 +199,7 @@ def trouble(case: Case, wire: Wire, ours: Ours) -> Trouble:
 
 
 def finished(command: list[str], environment: dict[str, str], look: Trouble = lambda _: None) -> tuple[int, str]:
-    """The exit status and what was written to standard error; nothing of it lives on. Raises ``subprocess.TimeoutExpired``."""
+    """The exit status and what was written to standard error; nothing of it lives on. Raises `subprocess.TimeoutExpired`."""
     process = subprocess.Popen(
         command,
         env=environment,

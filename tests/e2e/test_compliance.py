@@ -1,7 +1,7 @@
 """The compliance suite of the Open Responses specification, with the demo models behind responses-mw.
 
-``--url URL --model NAME`` runs it against another server, whose key is in ``$OPENRESPONSES_API_KEY``. The suite is cloned from
-GitHub at a pinned commit into a cache, and npm puts what it needs beside it; ``$OPENRESPONSES`` is a checkout of it to use.
+`--url URL --model NAME` runs it against another server, whose key is in `$OPENRESPONSES_API_KEY`. The suite is cloned from
+GitHub at a pinned commit into a cache, and npm puts what it needs beside it; `$OPENRESPONSES` is a checkout of it to use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers of a real server are broken off at every tenth token, and compared with the unbroken one at temperature 0.
 
-``scripts/e2e continuation --upstream http://127.0.0.1:8000 --model NAME``: a vLLM. A proxy between that and ours cuts the streams.
+`scripts/e2e continuation --upstream http://127.0.0.1:8000 --model NAME`: a vLLM. A proxy between that and ours cuts the streams.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real Prometheus is asked every query of the dashboards and alerts of two releases, one of them under load.
 
-It needs Helm (fetched from npm's registry), prometheus and promtool (apt install prometheus; or ``$PROMETHEUS``, the folder that they are in). A panel that stays
+It needs Helm (fetched from npm's registry), prometheus and promtool (apt install prometheus; or `$PROMETHEUS`, the folder that they are in). A panel that stays
 empty, a legend with a label that the answer has not, or an alert that cannot be evaluated is a failure.
 """
 
@@ -58,7 +58,7 @@ def program(name: str) -> str:
 
 @contextmanager
 def started(log: Path, *command: str) -> Iterator[None]:
-    """Run a process, whose output goes to ``log``."""
+    """Run a process, whose output goes to `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         try:

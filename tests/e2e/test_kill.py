@@ -1,7 +1,7 @@
 """Workers of background responses are killed with signal 9; their responses are resumed, cancelled and deleted at another replica.
 
 Real processes: a Valkey, replica A, which runs the jobs, and replica B, which is asked for all else and runs none. The upstream
-is the benchmarks' scripted one, or the one of ``--upstream URL``; a vLLM's gauges tell when it is free again.
+is the benchmarks' scripted one, or the one of `--upstream URL`; a vLLM's gauges tell when it is free again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Deployment:
         return f"/v1/responses/{answer.json()['id']}"
 
     async def until_idle(self, http: httpx.AsyncClient, *, idle: bool = True) -> None:
-        """Wait until nothing runs or waits in the upstream (not ``idle``: until something does), if it has gauges."""
+        """Wait until nothing runs or waits in the upstream (not `idle`: until something does), if it has gauges."""
         async with asyncio.timeout(LONGEST):
             while values := GAUGES.findall((await http.get(f"{self.upstream}/metrics")).text):
                 if idle != any(map(float, values)):

@@ -139,7 +139,7 @@ async def test_others_go_on_when_one_leaves(ours: Ours, upstream: ScriptedUpstre
 
 
 class Client:
-    """Calls an application as a server does. ``may_read`` holds its ``send``; ``sent`` is what came through."""
+    """Calls an application as a server does. `may_read` holds its `send`; `sent` is what came through."""
 
     def __init__(self, path: str = "/v1/responses") -> None:
         self._path = path
@@ -175,7 +175,7 @@ class Client:
             self._sent_something.notify_all()
 
     async def until(self, word: bytes) -> None:
-        """Waits until ``word`` has been sent."""
+        """Waits until `word` has been sent."""
         async with asyncio.timeout(60), self._sent_something:
             await self._sent_something.wait_for(lambda: any(word in body for body in self.bodies))
 

@@ -53,13 +53,13 @@ words = st.builds(
 
 
 def cut(whole: Any, places: list[int]) -> list[Any]:
-    """``whole`` in pieces, cut at some of its places."""
+    """`whole` in pieces, cut at some of its places."""
     bounds = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
     return [whole[start:end] for start, end in pairwise(bounds)] or [whole]
 
 
 def chunks(words: Words, places: list[int]) -> list[dict[str, Any]]:
-    """The model's words as chunks, every text and every arguments string cut at ``places``."""
+    """The model's words as chunks, every text and every arguments string cut at `places`."""
     result = [delta(role="assistant", content="")]
     for name, said in words.texts:
         result += [delta(**{name: piece}) for piece in cut(said, places)]
@@ -130,7 +130,7 @@ def test_the_answer_does_not_depend_on_how_it_was_cut(
 def test_what_breaks_off_anywhere_is_never_a_clean_end_before_its_reason(
     opened: Opened, words: Words, text_cuts: list[int], byte_cuts: list[int], end: int
 ) -> None:
-    """Every beginning of a stream without its finish ends in an error, or in ``response.failed``."""
+    """Every beginning of a stream without its finish ends in an error, or in `response.failed`."""
     raw = b"".join(map(frame, chunks(words, text_cuts)[:-2]))
     response = opened.post(Answer(cut(raw[: end % (len(raw) + 1)], byte_cuts)), stream=True)
     if response.status_code == 200:

@@ -203,7 +203,7 @@ def test_a_file_that_changes_is_read_again(prompts: Prompts, directory: Path) ->
 
 
 def test_a_config_map_that_is_swapped_is_read_again(tmp_path: Path) -> None:
-    """Kubernetes points ``..data`` elsewhere, and the files are links into it."""
+    """Kubernetes points `..data` elsewhere, and the files are links into it."""
     for version in ("one", "two"):
         (tmp_path / f"..{version}").mkdir()
         (tmp_path / f"..{version}" / "plain.toml").write_text(f'instructions = "{version}"')

@@ -1,4 +1,4 @@
-"""``truncation: auto`` against servers that tell their length, and such as only refuse."""
+"""`truncation: auto` against servers that tell their length, and such as only refuse."""
 
 from __future__ import annotations
 

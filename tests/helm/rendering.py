@@ -56,7 +56,7 @@ class Rendered:
     objects: list[dict[str, Any]]
 
     def __call__(self, kind: str, name: str = "") -> dict[str, Any]:
-        """The object of a kind whose name is the release's with ``name`` behind."""
+        """The object of a kind whose name is the release's with `name` behind."""
         [found] = [one for one in self.kind(kind) if one["metadata"]["name"] == NAME + name]
         return found
 

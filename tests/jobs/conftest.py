@@ -41,7 +41,7 @@ def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
 
 
 class Server:
-    """``responses-mw serve`` or ``worker`` as a process of its own."""
+    """`responses-mw serve` or `worker` as a process of its own."""
 
     def __init__(self, command: str, settings: dict[str, Any]) -> None:
         flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]

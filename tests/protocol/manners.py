@@ -43,13 +43,13 @@ class Manner:
     refusals: bool = False
     most_calls: int = 4
     calls: Callable[[list[Call], Cut], Iterator[list[Any]]] = field(default=lambda calls, cut: iter(()))
-    """The ``tool_calls`` of one delta after the other."""
+    """The `tool_calls` of one delta after the other."""
     finish: str | None = "own"
-    """``own``: a chunk of its own; ``last``: on the last one with content; None: never."""
+    """`own`: a chunk of its own; `last`: on the last one with content; None: never."""
     finish_calls: str = "tool_calls"
     finish_text: str = "stop"
     usage: str = "alone"
-    """``alone``: a last chunk with ``choices: []``; ``finish``: on the last chunk; ``every``; ``never``."""
+    """`alone`: a last chunk with `choices: []`; `finish`: on the last chunk; `every`; `never`."""
 
 
 Cut = Callable[[str], list[str]]
@@ -59,7 +59,7 @@ Cut = Callable[[str], list[str]]
 def render(
     manner: Manner, answer: Answer, cut: Cut, *, interleave: Callable[[list[list[Any]]], list[list[Any]]] | None = None
 ) -> list[Any]:
-    """The chunks of ``answer``."""
+    """The chunks of `answer`."""
     deltas: list[dict[str, Any]] = []
     if manner.reasoning:
         deltas += [dict.fromkeys(manner.reasoning, piece) for piece in cut(answer.reasoning)]
@@ -115,7 +115,7 @@ def fragments(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def vllm(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """No arguments key at first; deltas with ``tool_calls: []`` in between."""
+    """No arguments key at first; deltas with `tool_calls: []` in between."""
     for index, call in enumerate(calls):
         yield [{"index": index, "id": f"chatcmpl-tool-{index}", "type": "function", "function": {"name": call.name}}]
         yield []
@@ -304,7 +304,7 @@ def interleavings(draw: st.DrawFn) -> Callable[[list[list[Any]]], list[list[Any]
 
 
 def expected(answer: Answer, manner: Manner) -> list[Any]:
-    """What ``runs.said`` tells of the items of a response that says ``answer``."""
+    """What `runs.said` tells of the items of a response that says `answer`."""
     reasoning = answer.reasoning if manner.reasoning else ""
     refusal = answer.refusal if manner.refusals else ""
     calls = answer.calls[: manner.most_calls]

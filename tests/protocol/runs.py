@@ -35,13 +35,13 @@ def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, *
 
 
 def chunk(**delta: Any) -> dict[str, Any]:
-    """A chunk with one choice; ``finish_reason`` and ``logprobs`` belong to that, the rest to its delta."""
+    """A chunk with one choice; `finish_reason` and `logprobs` belong to that, the rest to its delta."""
     choice = {name: delta.pop(name) for name in ("finish_reason", "logprobs") if name in delta}
     return {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, **choice}]}
 
 
 def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str, Any]:
-    """A fragment of a tool call; ``name`` belongs to its function."""
+    """A fragment of a tool call; `name` belongs to its function."""
     function = {"name": members.pop("name")} if "name" in members else {}
     if arguments is not None:
         function["arguments"] = arguments
@@ -49,7 +49,7 @@ def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str,
 
 
 def run(chunks: Iterable[dict[str, Any]], options: ResponseOptions = PLAIN, **request: Any) -> list[Event]:
-    """The events of a response of one turn. What the assembler refuses ends it, as in the runner, in ``response.failed``."""
+    """The events of a response of one turn. What the assembler refuses ends it, as in the runner, in `response.failed`."""
     assembling = assembler(options, **request)
     events = assembling.start()
     try:

@@ -1,4 +1,4 @@
-"""What single servers were seen to do, each by name. ``output`` tells what the response says, after all laws were checked."""
+"""What single servers were seen to do, each by name. `output` tells what the response says, after all laws were checked."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_hints_are_sent_only_where_they_are_known(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", ALL)
 def test_log_probabilities_are_asked_for_with_both_members(dialect: str) -> None:
-    """vLLM and llama.cpp refuse ``top_logprobs`` alone."""
+    """vLLM and llama.cpp refuse `top_logprobs` alone."""
     if dialect == "transformers":
         refused(dialect, "top_logprobs", top_logprobs=2)
         return

@@ -1,4 +1,4 @@
-"""Anything that can be JSON: a request gets an answer or an error of ours, a chunk events or an ``UpstreamError``."""
+"""Anything that can be JSON: a request gets an answer or an error of ours, a chunk events or an `UpstreamError`."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _with(value: Any, place: tuple[Any, ...], wrong: Any) -> Any:
-    """A copy of ``value`` that has ``wrong`` in one place."""
+    """A copy of `value` that has `wrong` in one place."""
     copied = copy.deepcopy(value)
     *path, last = place
     holder = copied

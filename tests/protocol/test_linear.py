@@ -30,7 +30,7 @@ from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
 
 TIMES = 4
 MOST = 2.2 * TIMES
-"""Linear work takes ``TIMES`` as long, quadratic work ``TIMES`` times that."""
+"""Linear work takes `TIMES` as long, quadratic work `TIMES` times that."""
 
 Work = Callable[[], object]
 EVERYTHING = RequestLimits(items=10**9, tools=10**9)
@@ -48,7 +48,7 @@ def _seconds(work: Work) -> float:
 
 
 def is_linear(make: Callable[[int], Work], size: int) -> bool:
-    """Whether what ``make`` prepares takes no more than its share of time at ``TIMES`` the ``size``."""
+    """Whether what `make` prepares takes no more than its share of time at `TIMES` the `size`."""
     small = big = float("inf")
     for _ in range(5):
         small, big = min(small, _seconds(make(size))), min(big, _seconds(make(TIMES * size)))

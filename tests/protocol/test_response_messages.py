@@ -1,4 +1,4 @@
-"""vLLM's ``input_messages``, ``output_messages`` and ``previous_input_messages``, with openai_harmony as the judge."""
+"""vLLM's `input_messages`, `output_messages` and `previous_input_messages`, with openai_harmony as the judge."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def given(items: Sequence[dict[str, Any]] = (), own: Sequence[OfferedFunction] = (), **request: Any) -> list[dict[str, Any]]:
-    """``input_messages`` of a request to gpt-oss, which stands on ``items``."""
+    """`input_messages` of a request to gpt-oss, which stands on `items`."""
     parsed = parse({"model": "gpt-oss-20b", "input": "Hi", **request})
     functions = [*offered(parsed.tools, parsed.items), *own]
     chat = to_chat(parsed, [*items, *parsed.items], VLLM, model="gpt-oss-20b", offered=functions)
@@ -61,7 +61,7 @@ def given(items: Sequence[dict[str, Any]] = (), own: Sequence[OfferedFunction] =
 
 
 def read(messages: list[dict[str, Any]]) -> list[Message]:
-    """The messages, as Harmony's own library reads them back; and under ``author`` is the same."""
+    """The messages, as Harmony's own library reads them back; and under `author` is the same."""
     through_json = orjson.loads(orjson.dumps(messages))
     for message in through_json:
         assert message["author"] == {name: message[name] for name in ("role", "name") if name in message}
@@ -171,7 +171,7 @@ def test_a_call_that_was_cut_has_no_result() -> None:
 
 
 def test_what_a_response_was_given_and_said_is_the_history_of_the_next() -> None:
-    """vLLM's own test of ``previous_input_messages``: one system message, one of the developer, one of the tool."""
+    """vLLM's own test of `previous_input_messages`: one system message, one of the developer, one of the tool."""
     first = given(instructions="Be short.", tools=[GET_HOROSCOPE]) + harmony_output([REASONING, CALL])
     items = parse_previous([*first, RESULT])
     assert [item["type"] for item in items] == ["message", "reasoning", "function_call", "function_call_output"]

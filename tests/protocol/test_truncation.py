@@ -1,4 +1,4 @@
-"""``truncation: auto``: what is left is a history, and as much of it as fits."""
+"""`truncation: auto`: what is left is a history, and as much of it as fits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def steps(draw: st.DrawFn) -> list[Item]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Item]:
-    """What ``to_messages`` accepts."""
+    """What `to_messages` accepts."""
     items: list[Item] = []
     for _ in range(draw(st.integers(0, 6))):
         items += draw(st.lists(st.sampled_from([USER, SYSTEM, DEVELOPER]), max_size=3))

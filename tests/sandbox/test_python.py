@@ -1,4 +1,4 @@
-"""The tool ``python``: what a cell gives back, and how long a container lives."""
+"""The tool `python`: what a cell gives back, and how long a container lives."""
 
 from __future__ import annotations
 

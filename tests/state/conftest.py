@@ -35,7 +35,7 @@ def server(valkey: Server) -> Iterator[Plain]:
 
 @pytest.fixture
 async def open_state() -> AsyncIterator[OpenState]:
-    """Makes a state of a URL, with options of ``connect``, a patience and a quota, that is closed when the test ends."""
+    """Makes a state of a URL, with options of `connect`, a patience and a quota, that is closed when the test ends."""
     async with AsyncExitStack() as stack:
 
         def open_state(url: str, *, patience: float = 2.0, owner_bytes: int = 0, **options: Any) -> State:

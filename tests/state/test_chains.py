@@ -212,7 +212,7 @@ async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: Open
 
 
 async def grown(state: State, chain: Chain, tip: str) -> Chain:
-    """The chain that ends in ``tip``, without its items: reading 500 ever longer chains would be slow."""
+    """The chain that ends in `tip`, without its items: reading 500 ever longer chains would be slow."""
     at = address(tip)
     segment, length, path = await state.client.redis.execute_command("HMGET", at.record, "segment", "length", "path")
     return Chain(chain.tag, [], Pointer(at.random, segment.decode(), int(length), path.decode()))

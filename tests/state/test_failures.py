@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def opened(url: str, *, answers_in: float = 20.0, patience: float | None = 0.0) -> AsyncIterator[State]:
-    """A state that waits as long as it does by default if ``patience`` is None."""
+    """A state that waits as long as it does by default if `patience` is None."""
     client = connect(url, timeout=answers_in)
     state = State(client) if patience is None else State(client, StateOptions(patience=patience))
     try:

@@ -46,7 +46,7 @@ class Running:
 
 
 class Store(RuleBasedStateMachine):
-    """The model is ``living``: responses by id. Everything that was ever stored is in the bundle."""
+    """The model is `living`: responses by id. Everything that was ever stored is in the bundle."""
 
     valkey: Server
     owner_bytes: int

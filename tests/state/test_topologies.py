@@ -286,7 +286,7 @@ def shards(client: Any) -> list[list[str]]:
 
 
 def holds(slots: str, slot: int) -> bool:
-    """Whether a range of slots, such as ``5461-10922``, includes the slot."""
+    """Whether a range of slots, such as `5461-10922`, includes the slot."""
     first, _, last = slots.partition("-")
     return first.isdigit() and int(first) <= slot <= int(last or first)
 

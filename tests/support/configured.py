@@ -1,4 +1,4 @@
-"""Settings of the tests, as keyword arguments: ``cache__mode="exact"`` sets ``cache.mode``."""
+"""Settings of the tests, as keyword arguments: `cache__mode="exact"` sets `cache.mode`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from responses_mw import Settings
 
 
 def make_settings(**options: Any) -> Settings:
-    """Create settings from ``group__name`` arguments."""
+    """Create settings from `group__name` arguments."""
     groups: dict[str, Any] = {}
     for option, value in options.items():
         group, _, name = option.partition("__")
@@ -17,5 +17,5 @@ def make_settings(**options: Any) -> Settings:
 
 
 def flag(option: str) -> str:
-    """Return the flag of a setting: ``--cache.max-mode`` for ``cache__max_mode``."""
+    """Return the flag of a setting: `--cache.max-mode` for `cache__max_mode`."""
     return "--" + option.replace("__", ".").replace("_", "-")

@@ -1,4 +1,4 @@
-"""Runs a command as one that the kernel grants less: ``confine.py LEVEL COMMAND...``, as root.
+"""Runs a command as one that the kernel grants less: `confine.py LEVEL COMMAND...`, as root.
 
     user            an ordinary user, who may make user namespaces
     restricted      an ordinary user, where nobody may make namespaces: the chart's default

@@ -12,7 +12,7 @@ WORDS_A_MESSAGE = 2
 
 
 class Counting(ScriptedUpstream):
-    """``owner`` tells the dialect; ``paths`` are those that it serves beside the completions. ``asked`` are the requests so far."""
+    """`owner` tells the dialect; `paths` are those that it serves beside the completions. `asked` are the requests so far."""
 
     def __init__(self, owner: str, *paths: str, length: int = 10**9, counts: bool = True) -> None:
         super().__init__()

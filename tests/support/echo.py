@@ -22,7 +22,7 @@ Messages = list[dict[str, Any]]
 class Echo(ScriptedUpstream):
     """Answers what was not scripted with the last message's text and an exclamation mark.
 
-    With ``keys``, whoever has none of them is told 401 on every path.
+    With `keys`, whoever has none of them is told 401 on every path.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``python -m tests.support.impatient`` is ``responses-mw`` whose silent streams are kept alive every 50 ms."""
+"""`python -m tests.support.impatient` is `responses-mw` whose silent streams are kept alive every 50 ms."""
 
 from __future__ import annotations
 

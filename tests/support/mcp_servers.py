@@ -87,7 +87,7 @@ def _add_contents(server: MCPServer[None]) -> None:
 
 
 class Bearer:
-    """Refuses requests that do not carry the token, with ``status``."""
+    """Refuses requests that do not carry the token, with `status`."""
 
     def __init__(self, app: ASGIApp, status: int = 401) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class Bearer:
 
 
 class Older:
-    """A server of before 2026, which knows sessions and no ``server/discover``."""
+    """A server of before 2026, which knows sessions and no `server/discover`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -152,7 +152,7 @@ class Watched:
 
 
 class Wedging:
-    """Answers nothing any more, once it is ``wedged``."""
+    """Answers nothing any more, once it is `wedged`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.wedged = False
@@ -170,7 +170,7 @@ class Wedging:
 
 
 class Breaking:
-    """Begins the answer to each ``tools/call`` and does not end it. ``content_type`` tells how it would go on."""
+    """Begins the answer to each `tools/call` and does not end it. `content_type` tells how it would go on."""
 
     def __init__(self, app: ASGIApp, content_type: bytes) -> None:
         self._app = app
@@ -222,7 +222,7 @@ async def body_of(receive: Receive) -> bytes:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body again, and then what comes."""
+    """A `receive` that gives the body again, and then what comes."""
     messages: list[Message] = [{"type": "http.request", "body": body}]
 
     async def again() -> Message:

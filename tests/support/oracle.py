@@ -23,7 +23,7 @@ KEEP_ALIVE = ": keep-alive"
 
 @dataclass(frozen=True)
 class Streamed:
-    """A stream that has been checked. ``response`` is the document of its terminal event."""
+    """A stream that has been checked. `response` is the document of its terminal event."""
 
     raw: bytes
     events: list[Event]
@@ -63,7 +63,7 @@ async def whole(ours: Ours, **body: Any) -> dict[str, Any]:
 
 
 def check(raw: bytes, *, done: bool = True) -> Streamed:
-    """``done`` tells whether ``[DONE]`` is expected."""
+    """`done` tells whether `[DONE]` is expected."""
     events = _events(raw, done=done)
     replay = Replay()
     for event in events:
@@ -121,7 +121,7 @@ _client = openai.OpenAI(
 
 
 def _check_client(raw: bytes, events: list[Event]) -> None:
-    """The strict helper ``responses.stream()`` takes it all, and comes to the same document."""
+    """The strict helper `responses.stream()` takes it all, and comes to the same document."""
     _recorded.raw = raw
     with _client.responses.stream(model="tiny", input="Hi") as stream:
         for _ in stream:

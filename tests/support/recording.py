@@ -13,7 +13,7 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*?)[ \t]*
 
 @dataclass
 class Recorded:
-    """A request as it came in; it is ``whole`` once all that its head announced is there."""
+    """A request as it came in; it is `whole` once all that its head announced is there."""
 
     method: bytes
     target: bytes
@@ -27,9 +27,9 @@ class Recorded:
 
 @dataclass
 class RecordingUpstream:
-    """Answers 200 to each request that is whole; 401 at once, and before its body, where the target has ``early`` in it.
+    """Answers 200 to each request that is whole; 401 at once, and before its body, where the target has `early` in it.
 
-    ``faults`` are what no upstream should ever read.
+    `faults` are what no upstream should ever read.
     """
 
     requests: list[Recorded] = field(default_factory=list)

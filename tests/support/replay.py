@@ -47,7 +47,7 @@ _LIFECYCLE = TERMINAL | {"response.created", "response.queued", "response.in_pro
 
 
 class Replay:
-    """Builds ``output`` out of events, one by one; complains about any that does not fit."""
+    """Builds `output` out of events, one by one; complains about any that does not fit."""
 
     def __init__(self) -> None:
         self.response: dict[str, Any] = {}

@@ -136,7 +136,7 @@ async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
 
 def levels() -> list[str]:
     """What can be tried here: an ordinary user has but the level that the kernel gives. All levels take three minutes
-    (``RESPONSES_MW_TEST_LEVELS=all``); the suite as it always runs tries the strongest."""
+    (`RESPONSES_MW_TEST_LEVELS=all`); the suite as it always runs tries the strongest."""
     if os.geteuid() != 0:
         return ["user"]
     return [*STRONG, *WEAK] if os.environ.get("RESPONSES_MW_TEST_LEVELS") == "all" else ["root"]

@@ -42,7 +42,7 @@ class Signal:
         return self._future.done()
 
     async def wait(self, longest: float | None = 60.0) -> None:
-        """Raises ``TimeoutError`` after ``longest`` seconds."""
+        """Raises `TimeoutError` after `longest` seconds."""
         async with asyncio.timeout(longest):
             await asyncio.shield(asyncio.wrap_future(self._future))
 
@@ -88,7 +88,7 @@ class Asked:
 
 
 class ScriptedUpstream:
-    """``requests`` are the chat requests so far, ``visits`` all the others. ``pages`` are JSON answers for other paths."""
+    """`requests` are the chat requests so far, `visits` all the others. `pages` are JSON answers for other paths."""
 
     def __init__(self) -> None:
         self.models: list[dict[str, Any]] = [TINY]
@@ -135,7 +135,7 @@ class ScriptedUpstream:
         await play(self.answer(asked), receive, send)
 
     def answer(self, asked: Asked) -> Answer:
-        """Record a request, and return its answer. A body of ``{}`` asks whether its credential is good."""
+        """Record a request, and return its answer. A body of `{}` asks whether its credential is good."""
         if asked.body == b"{}":
             self.visits.append(asked)
             return json_answer(error("There is no model."), 400)
@@ -267,7 +267,7 @@ def usage(prompt: int = 3, completion: int = 2) -> Chunk:
 
 
 def completion(message: dict[str, Any], finish_reason: str = "stop", counts: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A whole ``chat.completion``."""
+    """A whole `chat.completion`."""
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
     return {
         "id": "chatcmpl-1",

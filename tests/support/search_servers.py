@@ -120,7 +120,7 @@ class Asked:
 
 @dataclass
 class SearchServer:
-    """Answers every request with ``status`` and ``answer`` (JSON, or bytes as they are); not at all when ``silent``."""
+    """Answers every request with `status` and `answer` (JSON, or bytes as they are); not at all when `silent`."""
 
     answer: Any = None
     status: int = 200

@@ -62,7 +62,7 @@ async def _run(config: uvicorn.Config, listener: socket.socket, *, task_status: 
 
 @contextmanager
 def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serve]:
-    """Start servers in the portal's event loop; they are told to stop at the end, and appended to ``ending``."""
+    """Start servers in the portal's event loop; they are told to stop at the end, and appended to `ending`."""
     with ExitStack() as stack:
 
         def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
@@ -80,7 +80,7 @@ def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serv
 
 @dataclass
 class Ours:
-    """Our server at ``url``, and clients of it."""
+    """Our server at `url`, and clients of it."""
 
     url: str
 
@@ -90,7 +90,7 @@ class Ours:
 
     @cached_property
     def client(self) -> openai.AsyncOpenAI:
-        """The official client; the key is ``key``."""
+        """The official client; the key is `key`."""
         http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=PATIENCE, http_client=http)
 

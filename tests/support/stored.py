@@ -28,7 +28,7 @@ def message(item_id: str, role: str, text: str) -> Item:
 
 
 def made(chain: Chain, text: str, status: str = "completed") -> tuple[dict[str, Any], list[Item]]:
-    """A response's document and its input: ``text`` asked, ``text!`` answered."""
+    """A response's document and its input: `text` asked, `text!` answered."""
     ids = RunIds(chain.tag)
     given = [message(ids.item("msg"), "user", text)]
     output = [message(ids.item("msg"), "assistant", f"{text}!")]

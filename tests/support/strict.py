@@ -17,7 +17,7 @@ _PIECE = 7
 
 
 class StrictModel(ScriptedUpstream):
-    """A server of one model. ``faults`` are what it had to say against the requests."""
+    """A server of one model. `faults` are what it had to say against the requests."""
 
     def __init__(self, model: str) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class Server:
 
 
 class Wire:
-    """A TCP relay to a server. ``trips`` counts how often it was asked again after it had answered."""
+    """A TCP relay to a server. `trips` counts how often it was asked again after it had answered."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -132,7 +132,7 @@ class Wire:
 
 @asynccontextmanager
 async def wire(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
-    """Relays a free port (behind TLS, if given a context) to the server on ``port``."""
+    """Relays a free port (behind TLS, if given a context) to the server on `port`."""
     it = Wire(port)
     server = await asyncio.start_server(it.accept, "127.0.0.1", 0, ssl=tls)
     it.url = f"{'rediss' if tls else 'redis'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"

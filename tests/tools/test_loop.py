@@ -26,7 +26,7 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def server(serve: Serve) -> dict[str, Any]:
-    """An entry of ``tools`` whose server has ``get_weather``, ``fail`` and others."""
+    """An entry of `tools` whose server has `get_weather`, `fail` and others."""
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
     return {"type": "mcp", "server_label": "w", "server_url": url, **NOBODY}
 

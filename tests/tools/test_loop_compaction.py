@@ -1,4 +1,4 @@
-"""``context_management`` within a response: what the server's tools bring is summed up before the next turn."""
+"""`context_management` within a response: what the server's tools bring is summed up before the next turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ``mcp`` entry of ``tools`` means."""
+"""What an `mcp` entry of `tools` means."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def output_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(params=APPS)
 def server(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., str]:
-    """Serves the weather over each transport, within what ``wrap`` adds, and gives its URL."""
+    """Serves the weather over each transport, within what `wrap` adds, and gives its URL."""
     make, path = APPS[request.param]
 
     def start(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> str:
@@ -254,7 +254,7 @@ async def test_a_session_that_the_server_forgot_is_begun_anew(serve: Serve) -> N
 
 
 class Replaceable:
-    """Two servers, each with its lifespan; requests go to the first until it is ``replaced``."""
+    """Two servers, each with its lifespan; requests go to the first until it is `replaced`."""
 
     def __init__(self, apps: Sequence[ASGIApp]) -> None:
         self.replaced = False

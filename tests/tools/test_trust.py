@@ -266,7 +266,7 @@ async def test_a_list_that_is_confirmed_is_not_announced_again(
 
 
 async def _with_earlier(ours: Ours, upstream: ScriptedUpstream, items: list[Item], by: str) -> dict[str, Any]:
-    """Members of a request to which ``items`` of the client's belong: as its input, or as what was stored before."""
+    """Members of a request to which `items` of the client's belong: as its input, or as what was stored before."""
     if by == "input":
         return {"input": [*items, USER]}
     if by == "conversation":

@@ -282,7 +282,7 @@ async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, se
 
 
 class Finder:
-    """A search tool that returns ``result``, or whose server is away."""
+    """A search tool that returns `result`, or whose server is away."""
 
     def __init__(self, result: ToolResult | None) -> None:
         self.result = result

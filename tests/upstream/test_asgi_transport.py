@@ -26,7 +26,7 @@ OK = {"type": "http.response.start", "status": 200, "headers": [(b"content-type"
 
 @asynccontextmanager
 async def client_of(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of ``app``; no task may be left once it is closed."""
+    """A client of `app`; no task may be left once it is closed."""
     before = asyncio.all_tasks()
     async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:
         yield client
@@ -204,7 +204,7 @@ async def test_a_generator_is_cancelled_where_it_makes_the_next_chunk(chunks: in
 
 
 async def test_a_generator_that_was_about_to_send_is_cancelled_where_it_makes_the_next_chunk() -> None:
-    """Starlette streams in a task of its own for servers that do not report a client's leaving by an error of ``send``."""
+    """Starlette streams in a task of its own for servers that do not report a client's leaving by an error of `send`."""
     go_on, ended = asyncio.Event(), []
 
     async def generate() -> AsyncIterator[bytes]:
@@ -414,7 +414,7 @@ async def test_messages_out_of_order_are_refused(messages: list[dict[str, Any]])
 
 
 async def scope_seen(request: httpx.Request) -> dict[str, Any]:
-    """The scope that an application is called with for ``request``."""
+    """The scope that an application is called with for `request`."""
     seen: dict[str, Any] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What a real vLLM 0.32 answered (``data/captures``), replayed through the whole server."""
+"""What a real vLLM 0.32 answered (`data/captures`), replayed through the whole server."""
 
 from __future__ import annotations
 

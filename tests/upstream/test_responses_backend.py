@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class ScriptedResponses(ScriptedUpstream):
-    """The scripted server, asked at ``/v1/responses``: each request takes the next answer."""
+    """The scripted server, asked at `/v1/responses`: each request takes the next answer."""
 
     def __init__(self) -> None:
         super().__init__()

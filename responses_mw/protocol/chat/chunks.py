@@ -16,7 +16,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the ``choices``, empty if absent or null. Raise ``UpstreamError`` if they are not a list of objects."""
+    """Return the `choices`, empty if absent or null. Raise `UpstreamError` if they are not a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -33,7 +33,7 @@ def text_of_parts(parts: list[Any]) -> str:
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """Convert a whole ``chat.completion`` to a single chunk, so that both are processed alike."""
+    """Convert a whole `chat.completion` to a single chunk, so that both are processed alike."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -50,14 +50,14 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 # -- tool calls --------------------------------------------------------------------------------------------------------
 # Calls arrive in fragments:
 #
-# 1. Fragments name their call by ``index``, by ``id`` or not at all. Some servers give every call index 0 (older Ollama), some
+# 1. Fragments name their call by `index`, by `id` or not at all. Some servers give every call index 0 (older Ollama), some
 #    repeat the id in every fragment (TGI: always "0"), some send it once. An index with a different id *and* a name begins a
 #    new call; any other fragment with that index continues the call.
 # 2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
 # 3. Arguments are a string, in pieces or whole, or an object.
 # 4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
-# 5. The work is linear in the input, however it is split. A turn has at most ``MAX_CALLS`` calls.
-# 6. TGI up to 3.1 never sends a name. Its arguments are ``{"function": {"_name": ..., <arguments>}}`` and a special token.
+# 5. The work is linear in the input, however it is split. A turn has at most `MAX_CALLS` calls.
+# 6. TGI up to 3.1 never sends a name. Its arguments are `{"function": {"_name": ..., <arguments>}}` and a special token.
 
 MAX_CALLS = 512
 """Maximum number of calls in a turn. A model that makes more is in a loop."""
@@ -69,7 +69,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """One call as received so far.
 
-    ``form`` is the form in which the call is returned, or None if it is left out. It is valid once ``is_decided`` is true.
+    `form` is the form in which the call is returned, or None if it is left out. It is valid once `is_decided` is true.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
@@ -174,7 +174,7 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Take ``delta.tool_calls`` (a list, or TGI's single object). Return the calls that grew, each once."""
+        """Take `delta.tool_calls` (a list, or TGI's single object). Return the calls that grew, each once."""
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
         for fragment in listed:
@@ -215,9 +215,9 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Whether a fragment that matches ``known`` begins a new call. It must have a name and a different id.
+    """Whether a fragment that matches `known` begins a new call. It must have a name and a different id.
 
-    Without ids, it must have another name, an object as arguments, or more arguments after those of ``known`` are complete.
+    Without ids, it must have another name, an object as arguments, or more arguments after those of `known` are complete.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):
@@ -241,7 +241,7 @@ def _encoded(arguments: Any) -> str:
 class SurrogateHalves:
     """Join the halves of a character that a server sent in two chunks.
 
-    A server that cuts text by UTF-16 code units writes an emoji as ``"\\ud83d"`` and ``"\\ude00"``, which strict decoders
+    A server that cuts text by UTF-16 code units writes an emoji as `"\\ud83d"` and `"\\ude00"`, which strict decoders
     refuse. A half without its other half becomes U+FFFD.
     """
 
@@ -254,11 +254,11 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that may contain halves. Raise ``ValueError`` if it is otherwise invalid."""
+        """Decode JSON that may contain halves. Raise `ValueError` if it is otherwise invalid."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
-            # Encoded and decoded once more, because ``json`` accepts numbers that ``orjson`` cannot encode again.
+            # Encoded and decoded once more, because `json` accepts numbers that `orjson` cannot encode again.
             return orjson.loads(json.dumps(_whole_characters(self.join(json.loads(data)))))
         except RecursionError:
             raise ValueError("nested too deeply") from None
@@ -303,7 +303,7 @@ def _whole_characters(value: Any) -> Any:
 
 
 # -- text only ---------------------------------------------------------------------------------------------------------
-# While a model writes, a server sends frames that differ in only one string. ``DeltaFastPath`` reads them without parsing:
+# While a model writes, a server sends frames that differ in only one string. `DeltaFastPath` reads them without parsing:
 #
 # 1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
 #    its text only.
@@ -332,9 +332,9 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
-        """Return the text in the ``data`` of a frame, or None if the frame does not have the learned form.
+        """Return the text in the `data` of a frame, or None if the frame does not have the learned form.
 
-        With ``is_read``, ``data`` is a network read that begins a frame. It must consist of exactly that frame.
+        With `is_read`, `data` is a network read that begins a frame. It must consist of exactly that frame.
         """
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
@@ -352,7 +352,7 @@ class DeltaFastPath:
         return self._member, text
 
     def learn(self, data: bytes, chunk: Chunk) -> None:
-        """Learn the form of a frame from its ``data`` and the ``chunk`` parsed from it."""
+        """Learn the form of a frame from its `data` and the `chunk` parsed from it."""
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return
@@ -365,7 +365,7 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """The position of the string value of member ``name``, or 0 if it does not occur exactly once."""
+    """The position of the string value of member `name`, or 0 if it does not occur exactly once."""
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0

@@ -1,6 +1,6 @@
 """Dialects: how each Chat Completions server differs from OpenAI's API. One row of data each.
 
-To add a server, add its row and, if it can be detected, a check in ``upstream.detection``.
+To add a server, add its row and, if it can be detected, a check in `upstream.detection`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of upstream. ``refuses`` maps the path of a request parameter to the reason why it cannot be honoured."""
+    """One kind of upstream. `refuses` maps the path of a request parameter to the reason why it cannot be honoured."""
 
     name: str
     max_tokens: str = "max_tokens"
@@ -51,11 +51,11 @@ class Dialect:
     refuses: dict[str, str] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
-        """Refuse a request whose value at ``path`` the upstream does not support."""
+        """Refuse a request whose value at `path` the upstream does not support."""
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, path: str) -> None:
-        """Refuse a request that sets the parameter at ``path`` if the upstream cannot honour it."""
+        """Refuse a request that sets the parameter at `path` if the upstream cannot honour it."""
         if path in self.refuses:
             checks.unsupported(path, self.refuses[path])
 

@@ -2,17 +2,17 @@
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
 2. The outputs of calls follow the message with the calls, in the order of the calls, wherever they are among the items. Tool
-   messages hold text, so images in outputs follow in one user message. A call that was cut off (``incomplete``) and has no
+   messages hold text, so images in outputs follow in one user message. A call that was cut off (`incomplete`) and has no
    output was never executed and is left out. Any other call without an output, or output without a call,
    gets OpenAI's 400.
 3. A call that the server executed holds its own result and ends the message: the model wrote the next item after the result.
-4. A call that waits for approval is not shown; once approved, its ``mcp_call`` is. A declined call is shown as such.
-5. Reasoning is sent back only if the dialect has a field for it. Unless ``reasoning.context`` is ``all_turns``, only reasoning
+4. A call that waits for approval is not shown; once approved, its `mcp_call` is. A declined call is shown as such.
+5. Reasoning is sent back only if the dialect has a field for it. Unless `reasoning.context` is `all_turns`, only reasoning
    of the current tool loop is sent, that is, after the last user message.
 6. System and developer messages keep their position, unless the dialect needs them first.
 7. If a turn between two user messages has only reasoning, it becomes an empty assistant message: some chat templates refuse
    two user messages in a row.
-8. Reasoning that was interrupted (``incomplete``), or that led to an interrupted call, is left out if reasoning or text follows
+8. Reasoning that was interrupted (`incomplete`), or that led to an interrupted call, is left out if reasoning or text follows
    it: the model was asked again without seeing it.
 9. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
    row.
@@ -53,7 +53,7 @@ def to_messages(
     names: Names = history_name,
     results: Results | None = None,
 ) -> list[Message]:
-    """Build the chat messages for ``items``. Paths in errors count from ``offset``, where the request's own input begins."""
+    """Build the chat messages for `items`. Paths in errors count from `offset`, where the request's own input begins."""
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
         builder.messages.append({"role": "system", "content": instructions})
@@ -64,7 +64,7 @@ def to_messages(
 
 
 class _PendingCall(NamedTuple):
-    """A call that is not in a message yet. ``content`` is its result, if the call's own item holds it."""
+    """A call that is not in a message yet. `content` is its result, if the call's own item holds it."""
 
     item: Item
     position: int
@@ -73,7 +73,7 @@ class _PendingCall(NamedTuple):
 
 
 class _MessageBuilder:
-    """Takes items one by one and appends to ``messages``."""
+    """Takes items one by one and appends to `messages`."""
 
     def __init__(
         self, items: Sequence[Item], dialect: Dialect, all_reasoning: bool, offset: int, names: Names, results: Results
@@ -291,9 +291,9 @@ def _joined(contents: list[Content]) -> Content:
 
 
 # -- truncation ----------------------------------------------------------------------------------------------------------
-# ``truncation: auto`` drops the oldest items:
+# `truncation: auto` drops the oldest items:
 #
-# 1. Instructions, system and developer messages, compactions and ``additional_tools`` are never dropped.
+# 1. Instructions, system and developer messages, compactions and `additional_tools` are never dropped.
 # 2. Before the last user turn, whole exchanges are dropped: user messages and everything that answers them. What remains
 #    begins with a user message, which chat templates expect. The last user messages stay.
 # 3. After them, the oldest steps of the tool loop are dropped: an assistant's text and calls with their outputs. The last step
@@ -302,16 +302,16 @@ def _joined(contents: list[Content]) -> Content:
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks as possible so that ``items`` fit; drop all droppable blocks if nothing fits.
+    """Drop as few of the oldest blocks as possible so that `items` fit; drop all droppable blocks if nothing fits.
 
-    ``fits`` must be monotonic: if it holds for some items, it holds for fewer.
+    `fits` must be monotonic: if it holds for some items, it holds for fewer.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
 
 
 class Truncation:
-    """The ways to shorten ``items``: without the ``n`` oldest droppable blocks, for ``n`` up to ``len``."""
+    """The ways to shorten `items`: without the `n` oldest droppable blocks, for `n` up to `len`."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items

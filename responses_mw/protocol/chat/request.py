@@ -1,4 +1,4 @@
-"""Build the body of ``/v1/chat/completions`` from a request, in the upstream's dialect.
+"""Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
 A parameter that the client did not set is not sent, because our default could differ from the server's. A parameter that the
 dialect cannot express gets a 400, unless the answer does not depend on it.
@@ -60,9 +60,9 @@ def to_chat(
 ) -> ChatRequest:
     """Build the chat request for one turn.
 
-    ``items`` is everything that the model sees; the request's own items begin at ``own``. ``model`` is the upstream's name of
-    the model, ``offered`` the functions that it may call, and ``results`` the results that it sees for calls of this run, by
-    item id. A tool is forced in the first turn only; otherwise the tool loop would never end. With ``prefill``, the model
+    `items` is everything that the model sees; the request's own items begin at `own`. `model` is the upstream's name of
+    the model, `offered` the functions that it may call, and `results` the results that it sees for calls of this run, by
+    item id. A tool is forced in the first turn only; otherwise the tool loop would never end. With `prefill`, the model
     continues the last message.
     """
     messages = to_messages(
@@ -107,7 +107,7 @@ def _deduct(body: ChatRequest, prefill: Prefill) -> None:
 
 
 def _template_arguments(body: ChatRequest, **defaults: Any) -> dict[str, Any]:
-    """The arguments of the chat template: what the client has set, otherwise the ``defaults``."""
+    """The arguments of the chat template: what the client has set, otherwise the `defaults`."""
     given = body.get("chat_template_kwargs")
     return {**defaults, **(given if isinstance(given, dict) else {})}
 
@@ -195,7 +195,7 @@ def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequen
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
-    """Set ``tool_choice`` for ``required``, one function or one of several. Return the functions to offer."""
+    """Set `tool_choice` for `required`, one function or one of several. Return the functions to offer."""
     if dialect.tool_choice == "refused":
         dialect.unsupported("tool_choice", "cannot be made to call a tool")
     selected = _named(choice, offered) if isinstance(choice, dict) else offered

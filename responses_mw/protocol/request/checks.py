@@ -1,7 +1,7 @@
 """Decode JSON from a client within limits, and check it. A check takes a value and its path, and raises OpenAI's 400.
 
-Errors name the path in OpenAI's notation (``input[3].content[0].type``) in ``param`` and in the message. The codes are the
-API's (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
+Errors name the path in OpenAI's notation (`input[3].content[0].type`) in `param` and in the message. The codes are the
+API's (`invalid_type`, `missing_required_parameter`, `invalid_value`, `integer_below_min_value`, ...).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGE = 64 * 1024
 class RequestLimits:
     """Limits of one request.
 
-    ``tools`` includes nested tools and the tools in input items. ``values`` counts all members and elements.
+    `tools` includes nested tools and the tools in input items. `values` counts all members and elements.
     """
 
     items: int = 10_000
@@ -42,10 +42,10 @@ class RequestLimits:
 
 
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
-    """Decode ``data``. Raise ``BadRequest`` if it is not JSON, ``TooLarge`` if it exceeds the limits.
+    """Decode `data`. Raise `BadRequest` if it is not JSON, `TooLarge` if it exceeds the limits.
 
-    Decoded JSON can take forty times the memory of its text (``[[],[],...]``), and decoding cannot be interrupted. So the
-    values of long texts are counted first, in a hundredth of the time. Invalid JSON and Unicode (``NaN``, infinite numbers,
+    Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. So the
+    values of long texts are counted first, in a hundredth of the time. Invalid JSON and Unicode (`NaN`, infinite numbers,
     lone surrogates) are refused. Integers over 64 bits become decimals. If a member is repeated, the last one counts.
     """
     if len(data) > limits.values and has_more_values(data, limits.values):
@@ -77,7 +77,7 @@ def loads(data: bytes) -> Any:
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Whether the JSON text has more than ``maximum`` members and elements. Empty lists and objects count as one."""
+    """Whether the JSON text has more than `maximum` members and elements. Empty lists and objects count as one."""
     if _openings(data) <= maximum:
         return False  # even if none of these bytes is in a string
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -97,7 +97,7 @@ def _openings(data: bytes) -> int:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Refuse a value nested deeper than ``limit``, because code here or in the upstream may recurse."""
+    """Refuse a value nested deeper than `limit`, because code here or in the upstream may recurse."""
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -167,7 +167,7 @@ def foreign_envelope(path: str, param: str) -> NoReturn:
 
 
 def malformed(member: str) -> NoReturn:
-    """Report that ``member`` of the upstream's answer has an invalid type. This is the only error that is not for requests."""
+    """Report that `member` of the upstream's answer has an invalid type. This is the only error that is not for requests."""
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
@@ -253,7 +253,7 @@ def one_of(value: Any, path: str, supported: Collection[str]) -> str:
 
 
 def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
-    """Check the member ``name`` of the object at ``path``. It must not be missing or null."""
+    """Check the member `name` of the object at `path`. It must not be missing or null."""
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
@@ -263,12 +263,12 @@ def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
 
 
 def among(*supported: str) -> Check:
-    """Return a check that the value is one of the ``supported`` strings."""
+    """Return a check that the value is one of the `supported` strings."""
     return partial(one_of, supported=frozenset(supported))
 
 
 def each(check: Check, *, max_length: int | None = None) -> Callable[[Any, str], list[Any]]:
-    """Return a check for an array whose elements must all pass ``check``."""
+    """Return a check for an array whose elements must all pass `check`."""
     return lambda value, path: [
         check(one, f"{path}[{index}]") for index, one in enumerate(array(value, path, max_length=max_length))
     ]
@@ -314,7 +314,7 @@ def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -
 
 
 def by_type(kinds: Mapping[str, Check]) -> Check:
-    """Return a check for objects that applies the check in ``kinds`` for their ``type``."""
+    """Return a check for objects that applies the check in `kinds` for their `type`."""
 
     def check(value: Any, path: str) -> Any:
         holder = mapping(value, path)

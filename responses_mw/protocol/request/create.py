@@ -1,7 +1,7 @@
-"""Check the body of ``POST /v1/responses``, and describe it. Every 400 that depends on the body alone is raised here.
+"""Check the body of `POST /v1/responses`, and describe it. Every 400 that depends on the body alone is raised here.
 
 See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are
-passed on unchanged, because the upstream may define them (vLLM and SGLang: ``top_k``, ``seed``, ``chat_template_kwargs``, ...).
+passed on unchanged, because the upstream may define them (vLLM and SGLang: `top_k`, `seed`, `chat_template_kwargs`, ...).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _continuation_id(_value: Any, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Members are named as in the reference and annotated with their checks. ``items`` is the ``input``."""
+    """A checked request. Members are named as in the reference and annotated with their checks. `items` is the `input`."""
 
     items: list[Item]
     extra: dict[str, Any]
@@ -104,9 +104,9 @@ class CreateResponse:
     background_options: Annotated[
         dict[str, Any], closed_object(completion_window=among("soonest", "2h", "8h"), continuation_id=_continuation_id)
     ] = field(default_factory=dict)
-    """When the response is needed (``completion_window``). It has no effect: all background responses share one queue."""
+    """When the response is needed (`completion_window`). It has no effect: all background responses share one queue."""
     cache: Annotated[Any, checks.as_it_is] = None
-    """The request's cache options. ``responses_mw.cache.policy`` checks them together with the request's header."""
+    """The request's cache options. `responses_mw.cache.policy` checks them together with the request's header."""
     context_management: Annotated[
         list[dict[str, Any]],
         checks.each(closed_object({"type": among("compaction")}, compact_threshold=partial(checks.integer, minimum=1))),
@@ -114,7 +114,7 @@ class CreateResponse:
     conversation: Annotated[str | None, _conversation] = None
     """Id of the conversation."""
     enable_response_messages: Annotated[bool, checks.boolean] = False
-    """vLLM: whether the document includes ``input_messages`` and ``output_messages``."""
+    """vLLM: whether the document includes `input_messages` and `output_messages`."""
     frequency_penalty: Annotated[float | None, _penalty] = None
     include: Annotated[
         frozenset[str], checks.chain(checks.each(among(*INCLUDABLE)), lambda values, _path: frozenset(values))
@@ -128,7 +128,7 @@ class CreateResponse:
     presence_penalty: Annotated[float | None, _penalty] = None
     previous_response_id: Annotated[str | None, checks.string] = None
     prompt: Annotated[dict[str, Any] | None, checks.mapping] = None
-    """The template that provided other members (``responses_mw.engine.prompt_templates``)."""
+    """The template that provided other members (`responses_mw.engine.prompt_templates`)."""
     prompt_cache_key: Annotated[str | None, checks.string] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, checks.mapping] = None
     prompt_cache_retention: Annotated[str | None, among("in_memory", "24h")] = None
@@ -188,7 +188,7 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of the invalid value."""
+    """Check the decoded JSON `body` of `size` bytes. Raise `BadRequest` with the path of the invalid value."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     limits = limits or RequestLimits()
@@ -211,7 +211,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise ``BadRequest`` for a field that would be passed on to the upstream, and suggest a similar known name."""
+    """Raise `BadRequest` for a field that would be passed on to the upstream, and suggest a similar known name."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]
@@ -237,7 +237,7 @@ def _refuse_names(given: dict[str, Any]) -> None:
 
 
 def _check_background(known: dict[str, Any]) -> None:
-    """Check combinations with ``background``.
+    """Check combinations with `background`.
 
     A background response must be stored. A response with a long completion window must be in the background, in the
     standard tier and not streamed.
@@ -252,7 +252,7 @@ def _check_background(known: dict[str, Any]) -> None:
 
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """Check the input and prepend the history in vLLM's ``previous_input_messages``."""
+    """Check the input and prepend the history in vLLM's `previous_input_messages`."""
     items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if not items or given.get("input") != "":
         items = items + parse_input(given.get("input", []), max_items=limits.items)
@@ -284,7 +284,7 @@ _TYPES: dict[Any, str] = {
 
 
 def create_schema(*, closed: bool) -> dict[str, Any]:
-    """Return the JSON Schema of the body of ``POST /v1/responses``. Unless it is ``closed``, the body may have other members.
+    """Return the JSON Schema of the body of `POST /v1/responses`. Unless it is `closed`, the body may have other members.
 
     It is derived from the checks, and allows whatever cannot be derived from them.
     """

@@ -1,7 +1,7 @@
-"""Input items: check what a client sends as ``input`` or as vLLM's ``previous_input_messages``, and normalize it.
+"""Input items: check what a client sends as `input` or as vLLM's `previous_input_messages`, and normalize it.
 
 Items keep unknown fields, because clients send SDK objects back that have more fields than we sent. Nulls are removed, and the
-content of a message becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to ``ITEMS``.
+content of a message becomes a list of parts. To add a type of item, add it to its `ToolKind` or to `ITEMS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
-    """Return the user message for an ``input`` that is a string."""
+    """Return the user message for an `input` that is a string."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -41,7 +41,7 @@ def text_of(item: Item) -> str:
 
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """Check ``input`` and return it as a list of items."""
+    """Check `input` and return it as a list of items."""
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
     return checks.each(item, max_length=max_items)(value, path)
@@ -110,15 +110,15 @@ NOT_SERVED = frozenset(
 )
 
 # -- encrypted reasoning -----------------------------------------------------------------------------------------------
-# With ``include: ["reasoning.encrypted_content"]``, a client that stores no responses here receives the text of a reasoning
-# item as ``encrypted_content`` and sends it back later (OpenAI reference, "Encrypted reasoning items").
+# With `include: ["reasoning.encrypted_content"]`, a client that stores no responses here receives the text of a reasoning
+# item as `encrypted_content` and sends it back later (OpenAI reference, "Encrypted reasoning items").
 
 
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
-    """Restore the content of encrypted reasoning items. ``unseal`` returns None if a text was not sealed with our keys.
+    """Restore the content of encrypted reasoning items. `unseal` returns None if a text was not sealed with our keys.
 
-    An item that cannot be opened may come from another server. Raise ``BadRequest`` only if it has no readable text and is in
-    the request's own input (from ``offset`` on).
+    An item that cannot be opened may come from another server. Raise `BadRequest` only if it has no readable text and is in
+    the request's own input (from `offset` on).
     """
 
     def restored(item: Item, index: int) -> Item:
@@ -135,14 +135,14 @@ def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offs
 
 
 # -- vLLM's previous_input_messages ------------------------------------------------------------------------------------
-# A history of Harmony or chat messages: ``input_messages`` and ``output_messages`` of earlier responses, and messages that the
+# A history of Harmony or chat messages: `input_messages` and `output_messages` of earlier responses, and messages that the
 # client adds.
 
 _PREVIOUS = "previous_input_messages"
 
 
 def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
-    """Convert ``previous_input_messages`` to items that precede the ``input``.
+    """Convert `previous_input_messages` to items that precede the `input`.
 
     As in vLLM, system and developer messages are ignored: only the instructions of the request count.
     """
@@ -201,7 +201,7 @@ class _History:
         self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
 
     def _add_call(self, to: str, arguments: str, call_id: Any) -> None:
-        """Add a call. It is ``incomplete`` until its result is added; without a result, it counts as not executed."""
+        """Add a call. It is `incomplete` until its result is added; without a result, it counts as not executed."""
         call = {
             "type": "function_call",
             "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
@@ -225,7 +225,7 @@ class _History:
         self.items.append({"type": "function_call_output", "call_id": call["call_id"], "output": _text(message, path)})
 
     def _waiting(self, *key: str) -> Item | None:
-        """The first call under ``key`` without a result."""
+        """The first call under `key` without a result."""
         calls = self._calls[key]
         while calls and calls[0]["status"] == "completed":
             calls.popleft()

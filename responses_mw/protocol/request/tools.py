@@ -1,13 +1,13 @@
-"""The tools of a request: check them and the ``tool_choice``, and list the functions that represent them to the chat model.
+"""The tools of a request: check them and the `tool_choice`, and list the functions that represent them to the chat model.
 
-1. A function's name depends only on its tool (``flat_name``), so calls of earlier turns keep their names (``history_name``).
-   If several functions have the same name, those of MCP servers become ``<label>__<name>``; of the others, all but the first
-   are numbered. ``namer`` returns these names for calls.
-2. Tools in ``additional_tools`` and ``tool_search_output`` items can be called too. If a tool is defined again, the new
+1. A function's name depends only on its tool (`flat_name`), so calls of earlier turns keep their names (`history_name`).
+   If several functions have the same name, those of MCP servers become `<label>__<name>`; of the others, all but the first
+   are numbered. `namer` returns these names for calls.
+2. Tools in `additional_tools` and `tool_search_output` items can be called too. If a tool is defined again, the new
    definition takes the place of the first, because the upstream's prefix cache depends on a stable order.
-3. A deferred tool is not offered until a ``tool_search_output`` contains it.
+3. A deferred tool is not offered until a `tool_search_output` contains it.
 
-The kinds of tools are described in ``tool_kinds``.
+The kinds of tools are described in `tool_kinds`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_SERVED = frozenset(
 
 
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
-    """Refuse more than ``maximum`` tools in the request's ``tools``, their namespaces and the input ``items`` together.
+    """Refuse more than `maximum` tools in the request's `tools`, their namespaces and the input `items` together.
 
     The tools have not been checked yet.
     """
@@ -55,7 +55,7 @@ def _number_of(tools: Any) -> int:
 
 
 def check_tools(value: Any, path: str = "tools") -> list[Tool]:
-    """Check the ``tools`` of a request."""
+    """Check the `tools` of a request."""
     tools: list[Tool] = _tools(value, path)
     if not any(tool["type"] == "tool_search" for tool in tools):
         _refuse_deferred(tools, path)
@@ -106,7 +106,7 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
 
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
-    """The functions for the client tools in checked ``tools`` and ``items``, each with a unique name.
+    """The functions for the client tools in checked `tools` and `items`, each with a unique name.
 
     Tools that the server executes are skipped.
     """
@@ -125,7 +125,7 @@ def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred: bool) -> Iterator[OfferedFunction]:
-    """The functions of client tools, with or without the ``deferred`` ones."""
+    """The functions of client tools, with or without the `deferred` ones."""
     for tool in tools:
         if tool["type"] == "namespace":
             yield from _functions(_described(tool, deferred=deferred), tool["name"], deferred=deferred)
@@ -189,18 +189,18 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 
 def history_name(item: Item) -> str:
-    """The function name for a call of an earlier turn: the name that ``offered`` gives its tool if no other tool has it."""
+    """The function name for a call of an earlier turn: the name that `offered` gives its tool if no other tool has it."""
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function like ``history_name`` that uses the current name of a tool that is among ``functions``."""
+    """Return a function like `history_name` that uses the current name of a tool that is among `functions`."""
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 
 
 # -- tool_choice -------------------------------------------------------------------------------------------------------
-# A choice selects functions by a key: its type and the members in ``ToolKind.chosen_by``. Functions are indexed by these keys,
+# A choice selects functions by a key: its type and the members in `ToolKind.chosen_by`. Functions are indexed by these keys,
 # so that checking many choices against many tools takes linear time.
 
 MODES = frozenset({"none", "auto", "required"})
@@ -215,9 +215,9 @@ _Key = tuple[Any, ...]
 
 
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
-    """Check a ``tool_choice``: a mode, one tool, or ``allowed_tools`` with at most ``max_length`` tools.
+    """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
 
-    It must name tools of the request or of its ``items``. The result has no nulls, and ``allowed_tools`` always has a ``mode``.
+    It must name tools of the request or of its `items`. The result has no nulls, and `allowed_tools` always has a `mode`.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
@@ -232,7 +232,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
 
 
 def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset[str] | None:
-    """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which names no functions."""
+    """The names of the functions that a checked `tool_choice` selects; None for a mode, which names no functions."""
     if isinstance(choice, str):
         return None
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]

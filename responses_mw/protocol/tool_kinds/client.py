@@ -1,4 +1,4 @@
-"""Tools that the client defines: ``function``, ``custom`` and ``tool_search``.
+"""Tools that the client defines: `function`, `custom` and `tool_search`.
 
 Whatever the model writes becomes a well-formed item, and malformed arguments are kept where nothing executes them.
 """
@@ -138,7 +138,7 @@ TOOL_SEARCH = ToolKind(
             lambda item: as_text(item["arguments"]),
             function="tool_search",
         ),
-        # ``request.items`` checks its ``tools``; ``request.tools`` makes its output.
+        # `request.items` checks its `tools`; `request.tools` makes its output.
         "tool_search_output": ItemKind(
             "tso", chain(_by_client, fields({"call_id": check_call_id}, namespace=checks.string)), "output"
         ),
@@ -148,14 +148,14 @@ TOOL_SEARCH = ToolKind(
 )
 
 # -- patterns ------------------------------------------------------------------------------------------------------------
-# Servers constrain the input of a custom tool with a JSON Schema ``pattern``, made from the regular expression of its grammar.
+# Servers constrain the input of a custom tool with a JSON Schema `pattern`, made from the regular expression of its grammar.
 # The two languages differ, and constrained decoders usually match the JSON text, not the string that it encodes:
 #
-# 1. A grammar matches the whole input, a ``pattern`` any part of it. So the pattern is ``^(...)$``, which llama.cpp requires
+# 1. A grammar matches the whole input, a `pattern` any part of it. So the pattern is `^(...)$`, which llama.cpp requires
 #    as well.
-# 2. Only constructs that all servers interpret alike are supported: characters, classes, groups, ``|`` and counts.
-# 3. The pattern must not match anything that JSON escapes (``"``, a backslash, control characters): the arguments would be
-#    invalid JSON. So ``.`` and ``[^...]`` are not supported, and ``\s`` is a space. ``\d`` and ``\w`` are ASCII, as in
+# 2. Only constructs that all servers interpret alike are supported: characters, classes, groups, `|` and counts.
+# 3. The pattern must not match anything that JSON escapes (`"`, a backslash, control characters): the arguments would be
+#    invalid JSON. So `.` and `[^...]` are not supported, and `\s` is a space. `\d` and `\w` are ASCII, as in
 #    ECMA-262.
 #
 # The expression matches everything that the pattern matches. Without a pattern, the model only sees the expression.
@@ -186,7 +186,7 @@ class _Unsupported(Exception):
 
 
 def as_pattern(expression: str) -> str | None:
-    """The ``pattern`` equivalent to a full match of ``expression``, or None if there is none."""
+    """The `pattern` equivalent to a full match of `expression`, or None if there is none."""
     if len(expression) > MAX_LENGTH:
         return None
     expression = expression.removeprefix("^")  # outer anchors are implied
@@ -231,7 +231,7 @@ def _piece(token: re.Match[str], kind: str) -> str:
 def _class(members: str) -> str:
     """Translate a character class.
 
-    ``^`` and ``-`` are moved to its end, where they need no escape: not all servers support escapes in a class.
+    `^` and `-` are moved to its end, where they need no escape: not all servers support escapes in a class.
     """
     if any(operator in members for operator in ("--", "&&", "~~")):
         raise _Unsupported

@@ -1,7 +1,7 @@
 """The description of a kind of tool: its definition, its items, and the function that represents it to the chat model.
 
 The chat model sees every tool as a function. The client sees items and events that differ by kind (OpenAI reference,
-"Streaming events"). A ``ToolKind`` describes all of that. To add a kind, write one and list it in ``registry``.
+"Streaming events"). A `ToolKind` describes all of that. To add a kind, write one and list it in `registry`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ItemKind:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. ``types`` are the values that ``type`` may have in its definition, ``items`` its items by type."""
+    """One kind of tool. `types` are the values that `type` may have in its definition, `items` its items by type."""
 
     types: tuple[str, ...]
     items: Mapping[str, ItemKind]
@@ -103,13 +103,13 @@ check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
 def call_kind(
     prefix: str, function: str | None = None, arguments: Callable[[Item], str] = _arguments, /, **required: checks.Check
 ) -> ItemKind:
-    """A call with a ``call_id``, these ``required`` members and an optional ``namespace``."""
+    """A call with a `call_id`, these `required` members and an optional `namespace`."""
     check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
     return ItemKind(prefix, check, "call", arguments, function=function)
 
 
 def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str | list[Part]] = _output) -> ItemKind:
-    """The output of a call, with a ``call_id`` and an ``output`` that must pass ``check``."""
+    """The output of a call, with a `call_id` and an `output` that must pass `check`."""
     return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), "output", output=output)
 
 
@@ -122,9 +122,9 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The name of a tool's function: ``<namespace>__<name>``, of at most 64 letters, digits, ``_`` and ``-``.
+    """The name of a tool's function: `<namespace>__<name>`, of at most 64 letters, digits, `_` and `-`.
 
-    Other characters become ``_``. A longer name is cut and ends in a hash.
+    Other characters become `_`. A longer name is cut and ends in a hash.
     """
     whole = name if namespace is None else f"{namespace}__{name}"
     flat = _NOT_IN_NAMES.sub("_", whole) or "_"
@@ -135,7 +135,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def as_function(name: str, description: str, properties: dict[str, Any], *required: str) -> Tool:
-    """A function tool whose parameters are an object with these ``properties``."""
+    """A function tool whose parameters are an object with these `properties`."""
     parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return {"type": "function", "name": name, "description": description, "parameters": parameters}
 

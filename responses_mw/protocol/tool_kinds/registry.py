@@ -1,7 +1,7 @@
 """Built-in tools, and all kinds of tools by the types of their definitions and items.
 
-The client executes ``local_shell``, ``shell`` and ``apply_patch``, on the user's machine. The server executes ``mcp``,
-``code_interpreter`` and ``web_search``; ``responses_mw.tools`` checks their definitions, because the allowed values depend on
+The client executes `local_shell`, `shell` and `apply_patch`, on the user's machine. The server executes `mcp`,
+`code_interpreter` and `web_search`; `responses_mw.tools` checks their definitions, because the allowed values depend on
 the settings.
 """
 
@@ -36,7 +36,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def _offer(
     name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
 ) -> Callable[[Tool, str | None], OfferedFunction]:
-    """Offer the same function for every definition. ``made`` builds members of its item from the complete arguments."""
+    """Offer the same function for every definition. `made` builds members of its item from the complete arguments."""
     function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
     return lambda _tool, _namespace: function
 
@@ -76,7 +76,7 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
 
 
 def _call_id_from_id(value: Item, path: str) -> Item:
-    """Add a missing ``call_id``. In the reference, an output has the id of its call; some clients send a ``call_id``."""
+    """Add a missing `call_id`. In the reference, an output has the id of its call; some clients send a `call_id`."""
     return value if "call_id" in value else {**value, "call_id": checks.required(value, "id", path, checks.string)}
 
 

@@ -1,6 +1,6 @@
 """The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
-Every function raises ``OSError`` if the kernel refuses. Only the process file system is skipped silently: outer containers
+Every function raises `OSError` if the kernel refuses. Only the process file system is skipped silently: outer containers
 often forbid mounting it.
 """
 
@@ -70,14 +70,14 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def checked(result: int) -> None:
-    """Raise ``OSError`` with the C library's errno if ``result`` is -1."""
+    """Raise `OSError` with the C library's errno if `result` is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """Make the next child the first process of a new process namespace, inside a user namespace if ``as_user``."""
+    """Make the next child the first process of a new process namespace, inside a user namespace if `as_user`."""
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return
@@ -91,7 +91,7 @@ def enter_process_namespace(*, as_user: bool) -> None:
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
     """Replace the machine's files, network and host name with the container's own.
 
-    The new root is a file system in memory of at most ``disk_bytes``. Its working and temporary directories belong to ``uid``
+    The new root is a file system in memory of at most `disk_bytes`. Its working and temporary directories belong to `uid`
     (None: the current user); everything else is read-only.
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
@@ -123,7 +123,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def _show(path: str, root: str, flags: int) -> None:
-    """Make the machine's ``path`` visible, read-only, at the same place below ``root``."""
+    """Make the machine's `path` visible, read-only, at the same place below `root`."""
     source, target = Path(path), Path(root + path)
     if target.exists() or not source.exists():  # a prefix below /usr exists already
         return
@@ -148,7 +148,7 @@ def hide() -> None:
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
     """Set the limits of each process.
 
-    ``own_count``: the kernel counts this container's processes separately. ``own_user``: the container has its own user.
+    `own_count`: the kernel counts this container's processes separately. `own_user`: the container has its own user.
     """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
@@ -167,7 +167,7 @@ def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Become ``uid`` (None: stay the current user), permanently and without capabilities."""
+    """Become `uid` (None: stay the current user), permanently and without capabilities."""
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):
@@ -197,9 +197,9 @@ _RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 def restrict_files(directory: str, packages: list[str]) -> None:
     """Permanently restrict file access with Landlock.
 
-    Only ``directory`` can be written. It, the ``packages``, and the system's libraries and programs can be read. As a second
+    Only `directory` can be written. It, the `packages`, and the system's libraries and programs can be read. As a second
     line of defence behind the system call filter, this also forbids TCP from ABI version 4 on, and signals and abstract sockets
-    to the outside from version 6 on. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
+    to the outside from version 6 on. Needs `no_new_privs`. Raises `OSError` without Landlock.
     """
     version = landlock_version()
     every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1
@@ -221,7 +221,7 @@ def restrict_files(directory: str, packages: list[str]) -> None:
 
 
 def landlock_version() -> int:
-    """Return the kernel's Landlock ABI version. Raises ``OSError`` if Landlock is not available."""
+    """Return the kernel's Landlock ABI version. Raises `OSError` if Landlock is not available."""
     return _called(_CREATE_RULESET, None, 0, _ASK_VERSION)
 
 

@@ -2,12 +2,12 @@
 
 The init is the first process of the container's process namespace: it cannot be signalled from inside, and when it ends, the
 kernel ends all others. For each byte on its standard input, it ends the processes that the last call left behind and writes the
-line ``swept``. When its input closes, as it does if the service crashes, the init ends the container. If the container ends for
-another reason, the init writes that reason: ``exit 3``, ``signal 9``, ``memory``, or ``processes`` (some could not be ended).
+line `swept`. When its input closes, as it does if the service crashes, the init ends the container. If the container ends for
+another reason, the init writes that reason: `exit 3`, `signal 9`, `memory`, or `processes` (some could not be ended).
 
 The code runs like a notebook: cell by cell in one namespace. The value of a cell's last expression is its result. A frame on
-the channel is a length (four bytes, big-endian) followed by JSON: ``{"nonce", "code"}`` in, ``{"nonce", "result", "error",
-"files"}`` out. The code runs in this process and can forge frames, but only to misreport its own results.
+the channel is a length (four bytes, big-endian) followed by JSON: `{"nonce", "code"}` in, `{"nonce", "result", "error",
+"files"}` out. The code runs in this process and can forge frames, but only to misreport its own results.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(plan: Plan) -> NoReturn:
 
 
 def _fork(child: Callable[[], None]) -> int:
-    """Run ``child`` in a child process, which exits when it returns."""
+    """Run `child` in a child process, which exits when it returns."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -139,7 +139,7 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """Return the container's processes: only ``code`` if there is no namespace or no process file system."""
+    """Return the container's processes: only `code` if there is no namespace or no process file system."""
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208

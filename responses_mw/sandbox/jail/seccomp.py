@@ -25,7 +25,7 @@ _Numbers = tuple[int | None, ...]
 
 
 def _numbers(table: str) -> list[_Numbers]:
-    """Parse calls: name, number on x86_64 and number on aarch64 (``-``: no such call). ``#`` begins a comment."""
+    """Parse calls: name, number on x86_64 and number on aarch64 (`-`: no such call). `#` begins a comment."""
     calls = [call.split() for line in table.splitlines() for call in line.partition("#")[0].split(",") if call.strip()]
     return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in calls]
 
@@ -86,7 +86,7 @@ _WITHOUT_EFFECT_ALONE = _numbers("""
 class _Rule(NamedTuple):
     """A rule for a call that depends on an argument.
 
-    The filter answers ``listed`` if the argument's lower 32 bits, masked, are one of ``values``, and ``others`` if not.
+    The filter answers `listed` if the argument's lower 32 bits, masked, are one of `values`, and `others` if not.
     """
 
     numbers: tuple[int, int]
@@ -136,9 +136,9 @@ class _Program(ctypes.Structure):
 
 
 def install(*, alone: bool) -> None:
-    """Refuse the calls permanently in this process and its children. Needs ``no_new_privs``.
+    """Refuse the calls permanently in this process and its children. Needs `no_new_privs`.
 
-    ``alone`` (without a process namespace) also refuses new processes and signals. Raises ``OSError`` without seccomp or on an
+    `alone` (without a process namespace) also refuses new processes and signals. Raises `OSError` without seccomp or on an
     unknown architecture.
     """
     filtered = program(os.uname().machine, alone=alone)
@@ -146,7 +146,7 @@ def install(*, alone: bool) -> None:
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """Return the filter for an architecture (``x86_64`` or ``aarch64``) in the kernel's format."""
+    """Return the filter for an architecture (`x86_64` or `aarch64`) in the kernel's format."""
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
@@ -192,7 +192,7 @@ def _decided(rule: _Rule, column: int) -> list[bytes]:
 
 
 def _without_address(sendto: int) -> list[bytes]:
-    """Allow ``sendto`` only without an address: both halves of its fifth argument must be zero."""
+    """Allow `sendto` only without an address: both halves of its fifth argument must be zero."""
     fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),

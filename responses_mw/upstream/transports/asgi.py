@@ -1,19 +1,19 @@
 """The in-process transport: an ASGI application as the upstream of an httpx client.
 
-httpx's own ``ASGITransport`` collects the whole answer before it returns. This transport behaves like a connection:
+httpx's own `ASGITransport` collects the whole answer before it returns. This transport behaves like a connection:
 
 1. The head is available as soon as the application starts its answer, and each chunk as soon as it is sent.
-2. Backpressure: the application's ``send`` waits until the previous chunk has been read.
-3. The application's ``receive`` returns the body once, then blocks until the reader disconnects or the answer is complete. An
-   earlier ``http.disconnect`` makes vLLM abort the generation.
-4. When the reader disconnects (``aclose``), the application is cancelled and awaited, depending on how far its answer is:
-   - Before the answer starts, the application first gets ``http.disconnect`` and a short grace period, as from a server. An
+2. Backpressure: the application's `send` waits until the previous chunk has been read.
+3. The application's `receive` returns the body once, then blocks until the reader disconnects or the answer is complete. An
+   earlier `http.disconnect` makes vLLM abort the generation.
+4. When the reader disconnects (`aclose`), the application is cancelled and awaited, depending on how far its answer is:
+   - Before the answer starts, the application first gets `http.disconnect` and a short grace period, as from a server. An
      application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task running.
    - Before the first chunk, there is a grace period too: if vLLM is cancelled while it hands a request to its engine, it never
      aborts that request.
-   - Afterwards, the cancellation is delivered where the application makes its next chunk, never within ``send``: Starlette does
+   - Afterwards, the cancellation is delivered where the application makes its next chunk, never within `send`: Starlette does
      not close the generator of a streamed answer, so vLLM's engine would continue until a garbage collection.
-5. Only ``more_body: False`` completes an answer. If the application raises or returns earlier, the reader gets an error.
+5. Only `more_body: False` completes an answer. If the application raises or returns earlier, the reader gets an error.
 
 There is no read timeout. Callers limit their waits themselves.
 """
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _NOT_INHERITED = ("extensions", "subprotocols")
 # The sub-request is neither compressed nor chunked; its length is set again.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
-# Seconds for an application to return after ``http.disconnect``, before its answer starts.
+# Seconds for an application to return after `http.disconnect`, before its answer starts.
 _DISCONNECT_GRACE = 0.5
 # Seconds for an application to send its first chunk, which is dropped, after its answer has started.
 _FIRST_CHUNK_GRACE = 0.1
@@ -49,12 +49,12 @@ _CANCEL_GRACE = 5.0
 
 
 class ASGITransport(httpx.AsyncBaseTransport):
-    """Send requests to ``app`` in this process and stream its answers.
+    """Send requests to `app` in this process and stream its answers.
 
-    The request extension ``asgi_scope`` is the outer request's scope, which the sub-request inherits from: ``app``, ``state``,
-    ``root_path``, ``client`` and whatever the host added.
+    The request extension `asgi_scope` is the outer request's scope, which the sub-request inherits from: `app`, `state`,
+    `root_path`, `client` and whatever the host added.
 
-    Raises ``httpx.ReadError`` if the application raises and ``httpx.RemoteProtocolError`` if it returns without a complete
+    Raises `httpx.ReadError` if the application raises and `httpx.RemoteProtocolError` if it returns without a complete
     answer. The request raises before the answer starts, the stream afterwards.
     """
 
@@ -82,7 +82,7 @@ class ASGITransport(httpx.AsyncBaseTransport):
 
 
 class _InnerResponse(httpx.AsyncByteStream):
-    """An application's answer, read by one reader. Owns the ``task`` that runs the application."""
+    """An application's answer, read by one reader. Owns the `task` that runs the application."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._body: bytes | None = body
@@ -91,7 +91,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._begun = False  # the first chunk has been sent
         self._complete = False
         self._left = False
-        self._is_sending = False  # the application waits in ``send``
+        self._is_sending = False  # the application waits in `send`
         self._is_cancelled = False
         self._dropped = 0
         self._over = asyncio.Event()  # the reader has disconnected, or the answer is complete
@@ -224,7 +224,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """Build the sub-request's scope: the outer scope, if any, with this request's target and headers and the outer ``Host``."""
+    """Build the sub-request's scope: the outer scope, if any, with this request's target and headers and the outer `Host`."""
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},

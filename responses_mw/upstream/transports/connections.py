@@ -1,4 +1,4 @@
-"""A pool of TCP and TLS connections for ``http11``."""
+"""A pool of TCP and TLS connections for `http11`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ConnectionPool:
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
-        """Return an open connection, with TLS if ``context`` is given. Prefer an idle one unless ``reuse`` is false.
+        """Return an open connection, with TLS if `context` is given. Prefer an idle one unless `reuse` is false.
 
-        ``connect_timeout`` is in seconds. Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
+        `connect_timeout` is in seconds. Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
         """
         await self._slots.acquire()
         for connection in reversed(self._idle):
@@ -77,7 +77,7 @@ class ConnectionPool:
         self._open.discard(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Pending calls of ``acquire`` raise ``httpx.ConnectError``."""
+        """Close all connections. Pending calls of `acquire` raise `httpx.ConnectError`."""
         self.is_closed = True
         open_ones = list(self._open)
         _abort(open_ones)
@@ -135,7 +135,7 @@ class PooledConnection(asyncio.Protocol):
 async def _connect(
     pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None
 ) -> PooledConnection:
-    """Open a connection. Raises ``httpx.ConnectError`` and ``httpx.ConnectTimeout``."""
+    """Open a connection. Raises `httpx.ConnectError` and `httpx.ConnectTimeout`."""
     _, host, port = origin
     try:
         async with asyncio.timeout(connect_timeout):

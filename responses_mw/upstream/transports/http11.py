@@ -1,7 +1,7 @@
 """HTTP/1.1 over httptools: the network transport of the upstream client and of the proxy.
 
 It is kept because it uses less CPU than httpx-aiohttp's transport: 43 us per token instead of 60 in the whole server (29 %
-less), measured with the benchmark ``steady`` in three interleaved rounds on two busy cores. Drop it if it saves less than 20 %.
+less), measured with the benchmark `steady` in three interleaved rounds on two busy cores. Drop it if it saves less than 20 %.
 
 1. One read of the socket runs the parser (in C) and wakes one future: no lock, queue, timer or task per read.
 2. An *exchange* is one request and its answer. While it lasts, it is the protocol of its connection. An idle connection is its
@@ -42,15 +42,15 @@ _STALE_WINDOW = 0.05
 class NetworkTransport(httpx.AsyncBaseTransport):
     """Send requests over pooled connections, streaming bodies both ways. Compressed answers stay compressed.
 
-    Request extensions: ``timeout["connect"]`` in seconds; ``target``, the bytes of the request target to send.
+    Request extensions: `timeout["connect"]` in seconds; `target`, the bytes of the request target to send.
 
-    Raises ``httpx.ConnectError`` and ``ConnectTimeout`` (nothing was sent), ``ReadError``, ``RemoteProtocolError`` and
-    ``WriteError``; ``LocalProtocolError`` for a request that cannot be sent. Errors raised by the request's body pass through
+    Raises `httpx.ConnectError` and `ConnectTimeout` (nothing was sent), `ReadError`, `RemoteProtocolError` and
+    `WriteError`; `LocalProtocolError` for a request that cannot be sent. Errors raised by the request's body pass through
     unchanged.
     """
 
     def __init__(self, max_connections: int, ssl_context: ssl.SSLContext | None = None) -> None:
-        """``ssl_context`` defaults to one with the system's certificate authorities."""
+        """`ssl_context` defaults to one with the system's certificate authorities."""
         self._pool = ConnectionPool(max_connections)
         self._ssl_context = ssl_context
 
@@ -90,7 +90,7 @@ def _origin(url: httpx.URL) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A request ready to be sent. ``length`` is the length of its body, or None if the body is sent in chunks."""
+    """A request ready to be sent. `length` is the length of its body, or None if the body is sent in chunks."""
 
     head: bytes
     body: bytes | httpx.AsyncByteStream
@@ -100,9 +100,9 @@ class OutgoingRequest:
 
     @classmethod
     def of(cls, request: httpx.Request) -> OutgoingRequest:
-        """Encode ``request``.
+        """Encode `request`.
 
-        Raises ``httpx.LocalProtocolError`` if the upstream could read a different request, or several: a line break in a
+        Raises `httpx.LocalProtocolError` if the upstream could read a different request, or several: a line break in a
         header, an invalid name, or framing that is ambiguous or does not match the body.
         """
         headers = list(request.headers.raw)
@@ -153,7 +153,7 @@ def _chunk(data: bytes) -> bytes:
 class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     """One request and its answer. Iterating gives the answer's body; each read returns all data received since the last one.
 
-    The ``on_*`` methods are the parser's callbacks.
+    The `on_*` methods are the parser's callbacks.
     """
 
     def __init__(self, connection: PooledConnection, request: OutgoingRequest) -> None:
@@ -263,7 +263,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end(failure)
 
     def _end_failure(self, cause: Exception | None) -> Exception | None:
-        """Return the failure of an incomplete answer whose connection ended. Without a ``cause``, the server closed it."""
+        """Return the failure of an incomplete answer whose connection ended. Without a `cause`, the server closed it."""
         if self._complete:
             return None
         failure: Exception
@@ -282,7 +282,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return is_unanswered and time.monotonic() - self._began < _STALE_WINDOW
 
     def _end(self, failure: Exception | None = None) -> None:
-        """End the exchange: complete, or failed with ``failure``."""
+        """End the exchange: complete, or failed with `failure`."""
         if self._over:
             return
         self._over = True

@@ -83,7 +83,7 @@ def upstream_url(serve: Serve, upstream: Echo) -> str:
 
 @pytest.fixture
 def start_process() -> Iterator[StartProcess]:
-    """Starts ``responses-mw serve`` as a process of its own, which may be killed."""
+    """Starts `responses-mw serve` as a process of its own, which may be killed."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:

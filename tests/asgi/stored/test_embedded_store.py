@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """``responses-mw serve --check``"""
+    """`responses-mw serve --check`"""
     flags = [part for name, value in settings.items() for part in (flag(name), value)]
     command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--port=0", "--upstream", upstream_url, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

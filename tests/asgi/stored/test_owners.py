@@ -86,7 +86,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
 
 
 def filled(value: Any, ids: dict[str, str]) -> Any:
-    """``value`` with the ids in their places."""
+    """`value` with the ids in their places."""
     if isinstance(value, dict):
         return {name: filled(member, ids) for name, member in value.items()}
     if isinstance(value, list):

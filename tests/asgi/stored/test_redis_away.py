@@ -73,7 +73,7 @@ def make_read_only(valkey: Server) -> None:
 
 
 async def timely(answer: Any) -> Any:
-    """``answer``, which must not hang."""
+    """`answer`, which must not hang."""
     async with asyncio.timeout(LONGEST):
         return await answer
 

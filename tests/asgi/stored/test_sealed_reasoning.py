@@ -1,4 +1,4 @@
-"""Reasoning that a client carries, sealed: ``include: ["reasoning.encrypted_content"]``."""
+"""Reasoning that a client carries, sealed: `include: ["reasoning.encrypted_content"]`."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class World:
         return await self.ask(owner, "POST", "/v1/responses", {"model": "tiny", "input": f"text {self.count}", **stands_on})
 
     def check_created(self, answer: httpx.Response, history: list[str]) -> list[str]:
-        """Checks that the model saw ``history``, and returns it with what the response adds."""
+        """Checks that the model saw `history`, and returns it with what the response adds."""
         assert answer.status_code == 200, answer.text
         given = f"text {self.count}"
         assert said(self.upstream.messages) == [*history, given]

@@ -31,7 +31,7 @@ def port() -> int:
 
 @pytest.fixture
 def start_process(serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int) -> Iterator[StartProcess]:
-    """Starts ``responses-mw serve``, always at the same port."""
+    """Starts `responses-mw serve`, always at the same port."""
     url, processes = serve(upstream), list[subprocess.Popen[bytes]]()
 
     def start() -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: ``python -m tests.e2e.clients.agents_sdk URL MCP SSE``."""
+"""The OpenAI Agents SDK: `python -m tests.e2e.clients.agents_sdk URL MCP SSE`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class McpTool(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Our server's URL, with ``/v1``, and those of the MCP server over its two transports."""
+    """Our server's URL, with `/v1`, and those of the MCP server over its two transports."""
 
     url: str
     mcp: str
@@ -55,14 +55,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``run`` fails by raising."""
+    """`run` fails by raising."""
 
     name: str
     run: Callable[[Way], Awaitable[None]]
 
 
 def expect(expected: str, said: object) -> None:
-    """Raises ``AssertionError`` where ``said`` has not ``expected`` in it."""
+    """Raises `AssertionError` where `said` has not `expected` in it."""
     if expected not in str(said):
         raise AssertionError(f"there should be {expected!r} in {str(said)[:MOST_SHOWN]!r}")
 

@@ -1,4 +1,4 @@
-"""LangChain's ``ChatOpenAI`` over the Responses API: ``python -m tests.e2e.clients.langchain URL MCP SSE``."""
+"""LangChain's `ChatOpenAI` over the Responses API: `python -m tests.e2e.clients.langchain URL MCP SSE`."""
 
 from __future__ import annotations
 

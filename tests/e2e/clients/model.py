@@ -1,6 +1,6 @@
-"""A model that does as it is told: ``call NAME ARGUMENTS`` lines of the user's last message are its tool calls.
+"""A model that does as it is told: `call NAME ARGUMENTS` lines of the user's last message are its tool calls.
 
-Those after a line ``then`` come when the calls before have their results. At the end it tells the results; without any, what the
+Those after a line `then` come when the calls before have their results. At the end it tells the results; without any, what the
 user said, and with what the history begins, so that a lost history shows.
 """
 

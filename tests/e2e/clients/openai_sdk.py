@@ -1,4 +1,4 @@
-"""The official openai client: ``python -m tests.e2e.clients.openai_sdk URL MCP SSE``."""
+"""The official openai client: `python -m tests.e2e.clients.openai_sdk URL MCP SSE`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Answer(BaseModel):
 
 
 class Talk:
-    """A conversation: by ``previous_response_id``, or with all the items and encrypted reasoning at each turn."""
+    """A conversation: by `previous_response_id`, or with all the items and encrypted reasoning at each turn."""
 
     def __init__(self, client: AsyncOpenAI, way: Way, **settings: Any) -> None:
         self._client, self._way = client, way

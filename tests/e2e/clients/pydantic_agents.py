@@ -1,4 +1,4 @@
-"""Pydantic AI's ``OpenAIResponsesModel``: ``python -m tests.e2e.clients.pydantic_agents URL MCP SSE``."""
+"""Pydantic AI's `OpenAIResponsesModel`: `python -m tests.e2e.clients.pydantic_agents URL MCP SSE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An MCP server for Codex's own client, over stdio: one tool, ``add``."""
+"""An MCP server for Codex's own client, over stdio: one tool, `add`."""
 
 from __future__ import annotations
 

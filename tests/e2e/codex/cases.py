@@ -13,9 +13,9 @@ from tests.support.strict import ChatRequest, Delta
 UNKNOWN = "scripted"
 """A model that is not in Codex's catalogue: it gets functions, and namespaces of them."""
 KNOWN = "gpt-5.5"
-"""One that is, and gets ``apply_patch`` as free text with a grammar, and MCP tools behind ``tool_search``."""
+"""One that is, and gets `apply_patch` as free text with a grammar, and MCP tools behind `tool_search`."""
 LITE = "gpt-5.6-sol"
-"""One that gets all its tools in an ``additional_tools`` item: among them ``exec``, which takes JavaScript that calls the others."""
+"""One that gets all its tools in an `additional_tools` item: among them `exec`, which takes JavaScript that calls the others."""
 
 PATCH = """\
 *** Begin Patch
@@ -28,7 +28,7 @@ PATCH = """\
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``check`` gets the directory that Codex worked in, and says what is wrong there."""
+    """`check` gets the directory that Codex worked in, and says what is wrong there."""
 
     prompt: str
     turns: tuple[Turn, ...]
@@ -43,7 +43,7 @@ class Case:
     sequel: str = ""
     """The prompt with which the session is resumed when Codex has ended, or has been killed."""
     provider: str = "ours"
-    """``OpenAI`` is the name by which Codex lets the server compact."""
+    """`OpenAI` is the name by which Codex lets the server compact."""
     summed_up: str | None = None
     """By which words the model is asked for a summary, after the first result."""
     check: Callable[[Path], str | None] = lambda _: None
@@ -61,7 +61,7 @@ def has(name: str, content: str) -> Callable[[Path], str | None]:
 
 
 def summed_up(turn: Turn) -> Turn:
-    """Goes on with ``turn`` where the history has been summed up."""
+    """Goes on with `turn` where the history has been summed up."""
 
     def checked(request: ChatRequest) -> Delta:
         messages = str(request["messages"])

@@ -25,14 +25,14 @@ class Unexpected(Exception):
 
 
 class Model(StrictModel):
-    """Plays ``turns``; ``played`` are those that came about."""
+    """Plays `turns`; `played` are those that came about."""
 
     def __init__(self) -> None:
         super().__init__("scripted")
         self.begin(())
 
     def begin(self, turns: tuple[Turn, ...], forgotten: int = 0) -> None:
-        """Play other turns from now on; a summary stands for ``forgotten`` results."""
+        """Play other turns from now on; a summary stands for `forgotten` results."""
         self.turns, self.forgotten = turns, forgotten
         self.faults, self.played = [], set[int]()
         self.summed_up = set[str]()
@@ -90,7 +90,7 @@ def call(name: str, **arguments: Any) -> Turn:
 
 
 def long(turn: Turn) -> Turn:
-    """The ``turn``, of a history that is said to be long."""
+    """The `turn`, of a history that is said to be long."""
     return lambda request: {**turn(request), "prompt_tokens": LONG}
 
 
@@ -110,7 +110,7 @@ def write(name: str, text: str) -> Turn:
 
 
 def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
-    """Goes on with ``turn`` where the ``last`` message, or any tool result, has the expected text in it."""
+    """Goes on with `turn` where the `last` message, or any tool result, has the expected text in it."""
 
     def checked(request: ChatRequest) -> Delta:
         messages = request["messages"][-1:] if last else [one for one in request["messages"] if one["role"] == "tool"]
@@ -123,7 +123,7 @@ def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
 
 
 def without(name: str, turn: Turn) -> Turn:
-    """Goes on with ``turn`` where no tool of that name is offered."""
+    """Goes on with `turn` where no tool of that name is offered."""
 
     def checked(request: ChatRequest) -> Delta:
         if any(tool["function"]["name"] == name for tool in request.get("tools", [])):
@@ -134,7 +134,7 @@ def without(name: str, turn: Turn) -> Turn:
 
 
 def told(words: str, turn: Turn, *, before: Turn | None = None) -> Turn:
-    """Goes on with ``turn`` where the user has said the ``words``; with another, if any, ``before``."""
+    """Goes on with `turn` where the user has said the `words`; with another, if any, `before`."""
 
     def checked(request: ChatRequest) -> Delta:
         if words in " ".join(_text(message) for message in request["messages"] if message["role"] == "user"):

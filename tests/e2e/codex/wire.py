@@ -12,7 +12,7 @@ _SEARCH = b'"type":"web_search"'
 
 
 class Wire:
-    """A relay to ``port``. ``websockets`` and ``posts`` are what was opened and asked since ``begin``; ``search`` says whether an
+    """A relay to `port`. `websockets` and `posts` are what was opened and asked since `begin`; `search` says whether an
     answer echoed a web search among the tools.
     """
 
@@ -21,8 +21,8 @@ class Wire:
         self.begin(None)
 
     def begin(self, breaks_at: bytes | None, *, holds: bool = False) -> None:
-        """From now on the first answer that has ``breaks_at`` in it is cut off there; or nothing more of it arrives, if the
-        wire ``holds``."""
+        """From now on the first answer that has `breaks_at` in it is cut off there; or nothing more of it arrives, if the
+        wire `holds`."""
         self.websockets = self.posts = 0
         self.search = False
         self.breaks_at = breaks_at
@@ -30,7 +30,7 @@ class Wire:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Relay what is sent to ``url``."""
+        """Relay what is sent to `url`."""
         server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
