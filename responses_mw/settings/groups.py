@@ -228,7 +228,7 @@ class SearchSettings(Group):
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: ServerURL | None = None
-    """URL of SearXNG, or of another server with the provider's API"""
+    """URL of the provider; required for SearXNG, the others have a default"""
     api_key: SecretStr | None = None
     """API key for the search provider"""
 

@@ -49,11 +49,11 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One search.
+    """One search for `text`, which has at most 2,000 characters.
 
-    `count` is the maximum number of results, and `characters` the maximum length of each one's text. `allowed` and
-    `blocked` are domains, including their subdomains. `place` is the `user_location` of the tool, with the country in
-    capitals. A `thorough` search may be slower or more expensive.
+    `count` is the maximum number of results (at most 10), and `characters` the maximum length of each one's text (at most
+    3,000). `allowed` and `blocked` are domains (at most 100 each), including their subdomains. `place` is the
+    `user_location` of the tool, with the country in capitals. A `thorough` search may be slower or more expensive.
     """
 
     text: str
@@ -100,7 +100,8 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed`.
 
-        A provider may ignore the filters and limits in `query`, because the caller applies them again.
+        `WebSearch` applies the filters and limits of `query` to the results, so a provider may ignore them. It should pass
+        on those that its API has: what it leaves out is fetched in vain.
         """
         raise NotImplementedError
 
@@ -195,15 +196,14 @@ class Tavily(SearchProvider):
     """Tavily. A `thorough` query is an advanced search, which costs two credits instead of one."""
 
     URL = "https://api.tavily.com"
-    _MAX_RESULTS, _MAX_ALLOWED, _MAX_BLOCKED = 20, 300, 150
 
     async def search(self, query: Query) -> list[SearchHit]:
-        body: dict[str, Any] = {"query": query.text, "max_results": min(query.count, self._MAX_RESULTS)}
+        body: dict[str, Any] = {"query": query.text, "max_results": query.count}
         body["search_depth"] = "advanced" if query.thorough else "basic"
         if query.allowed:
-            body["include_domains"] = query.allowed[: self._MAX_ALLOWED]
+            body["include_domains"] = query.allowed
         if query.blocked:
-            body["exclude_domains"] = query.blocked[: self._MAX_BLOCKED]
+            body["exclude_domains"] = query.blocked
         if (country := query.place.get("country", "")) in _COUNTRIES:
             body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
@@ -218,12 +218,12 @@ class Brave(SearchProvider):
 
     URL = "https://api.search.brave.com"
     _PLACES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
-    _MAX_RESULTS, _MAX_CHARACTERS, _MAX_WORDS = 20, 400, 50
+    _MAX_CHARACTERS, _MAX_WORDS = 400, 50
 
     async def search(self, query: Query) -> list[SearchHit]:
         params = {
             "q": " ".join(query.text.split()[: self._MAX_WORDS])[: self._MAX_CHARACTERS],
-            "count": str(min(query.count, self._MAX_RESULTS)),
+            "count": str(query.count),
             "text_decorations": "false",
             "result_filter": "web",
         }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from responses_mw.tools.search import PROVIDERS
 from tests.helm.rendering import EXAMPLES, NAME, REQUIRED, Rendered, merged, render
 from tests.helm.test_examples import EVERYTHING, LEAST
 
@@ -329,7 +330,8 @@ def test_our_pods_reach_the_sandbox_and_the_names_of_things_whatever_else_is_sai
         ({"networkPolicy": {"egressPorts": [443, 8000]}}, [443, 6379, 8000]),
         ({"settings": {"cache": {"embedding_url": "http://embeddings:8001"}}}, [6379, 8000, 8001]),
         ({"settings": {"search": {"provider": "searxng", "url": "http://searxng:8888"}}}, [6379, 8000, 8888]),
-        ({"settings": {"search": {"provider": "brave"}}}, [443, 6379, 8000]),
+        *(({"settings": {"search": {"provider": name}}}, [443, 6379, 8000]) for name, kind in PROVIDERS.items() if kind.URL),
+        ({"settings": {"search": {"provider": "docs/search"}}}, [6379, 8000]),
         ({"telemetry": {"env": {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4319"}}}, [4319, 6379, 8000]),
         ({"mcpServers": {"mail": {"url": "http://mail:8002/mcp"}}}, [6379, 8000, 8002]),
         ({"upstream": {"url": "http://vllm"}}, [80, 6379]),

@@ -1,4 +1,4 @@
-"""Each provider against a server that answers in its shape, and all of them against one that does not."""
+"""Each provider with a server that answers as its API does, and all of them with servers that fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .context import context
 if TYPE_CHECKING:
     from tests.support.servers import Serve
 
-PROVIDERS: dict[str, tuple[dict[str, Any], str | None]] = {
+SAMPLES: dict[str, tuple[dict[str, Any], str | None]] = {
     "searxng": (SEARXNG, None),
     "tavily": (TAVILY, "https://api.tavily.com/search"),
     "brave": (BRAVE, "https://api.search.brave.com/res/v1/web/search"),
@@ -38,7 +38,7 @@ Open = Callable[..., SearchProvider]
 
 
 def test_every_provider_has_a_class_a_setting_tests_and_a_row_in_the_docs() -> None:
-    assert set(search.PROVIDERS) == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS)
+    assert set(search.PROVIDERS) == set(SEARCH_PROVIDERS) - {"none"} == set(SAMPLES)
     page = (ROOT / "docs" / "tools.md").read_text()
     assert [name for name in search.PROVIDERS if f"| `{name}` |" not in page] == []
 
@@ -56,7 +56,7 @@ class Recorder(httpx.AsyncBaseTransport):
         return httpx.Response(200, stream=httpx.ByteStream(b"{}"))
 
 
-@pytest.mark.parametrize(("name", "url"), [(name, url) for name, (_, url) in PROVIDERS.items() if url])
+@pytest.mark.parametrize(("name", "url"), [(name, url) for name, (_, url) in SAMPLES.items() if url])
 async def test_a_provider_has_its_url_unless_one_is_set(name: str, url: str) -> None:
     recorder = Recorder()
     async with httpx.AsyncClient(transport=recorder) as client:
@@ -80,13 +80,13 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
     """A provider by name, with its server behind it."""
 
     def make(name: str, **settings: Any) -> SearchProvider:
-        server.answer = PROVIDERS[name][0] if server.answer is None else server.answer
+        server.answer = SAMPLES[name][0] if server.answer is None else server.answer
         return open_provider(http, name, search__url=serve(server) + "/", search__api_key="secret-key", **settings)
 
     return make
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("name", SAMPLES)
 async def test_the_results_of_every_provider_are_read(provider: Open, name: str) -> None:
     found = await provider(name).search(Query("capital of france"))
     assert [(one.title, one.url) for one in found] == [
@@ -128,14 +128,14 @@ async def test_searxng_whose_engines_are_all_away_has_failed(provider: Open, ser
 
 
 async def test_tavily_filters_by_itself_and_knows_countries_by_name(provider: Open, server: SearchServer) -> None:
-    query = Query("a", 50, ("x.com",), ("y.com",), {"country": "GB", "timezone": "Europe/London"}, thorough=True)
+    query = Query("a", 10, ("x.com",), ("y.com",), {"country": "GB", "timezone": "Europe/London"}, thorough=True)
     await provider("tavily").search(query)
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("POST", "/search")
     assert asked.headers["authorization"] == "Bearer secret-key"
     assert asked.json == {
         "query": "a",
-        "max_results": 20,
+        "max_results": 10,
         "search_depth": "advanced",
         "include_domains": ["x.com"],
         "exclude_domains": ["y.com"],
@@ -150,13 +150,13 @@ async def test_tavily_is_asked_for_no_more_than_is_wanted(provider: Open, server
 
 async def test_brave_gets_the_place_as_headers_and_the_filters_as_a_goggle(provider: Open, server: SearchServer) -> None:
     place = {"country": "CH", "region": "Kanton Zürich", "city": "Zürich", "timezone": "Europe/Zurich"}
-    found = await provider("brave").search(Query("a", 50, ("x.com", "y.com"), ("z.com",), place, thorough=True))
+    found = await provider("brave").search(Query("a", 10, ("x.com", "y.com"), ("z.com",), place, thorough=True))
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("GET", "/res/v1/web/search")
     assert asked.headers["x-subscription-token"] == "secret-key"
     assert asked.parameters == {
         "q": "a",
-        "count": "20",
+        "count": "10",
         "text_decorations": "false",
         "result_filter": "web",
         "goggles": "$discard\n$site=x.com\n$site=y.com\n$discard,site=z.com",
@@ -204,7 +204,7 @@ async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, serve
 # -- servers that fail ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize(
     ("status", "meaning"),
     [(401, "key"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
@@ -223,7 +223,7 @@ async def test_an_error_of_the_provider_is_told_without_its_details(
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize(
     "answer",
     [b"", b"<html>", b"{", {"results": 5, "web": {"results": "x"}}, [1], "text", 7, {"web": [3], "results": {"a": 1}}],
@@ -240,7 +240,7 @@ async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
     assert found == []
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("name", SAMPLES)
 async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
     server.silent = True
     with pytest.raises(SearchFailed, match="in time"):

@@ -106,8 +106,9 @@ Secret that the chart cannot read, and the master that the Sentinels name may li
 {{- $cache := .Values.settings.cache | default dict -}}
 {{- $search := .Values.settings.search | default dict -}}
 {{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $cache "embedding_url") (get $search "url") -}}
-{{- if and (has (get $search "provider") (list "tavily" "brave")) (not (get $search "url")) -}}
-{{- $urls = append $urls "https://the-providers-own" -}}
+{{- $provider := get $search "provider" | default "none" -}}
+{{- if not (or (get $search "url") (has $provider (list "none" "searxng")) (contains "/" $provider)) -}}
+{{- $urls = append $urls "https://the-providers-own" -}}{{/* only its port is read */}}
 {{- end -}}
 {{- range values (.Values.mcpServers | default dict) -}}
 {{- $urls = append $urls (get . "url") -}}
