@@ -109,7 +109,12 @@ class CodeInterpreter(ServerTool):
         async with self._turn:
             try:
                 returned = await self._invoke(code)
-                is_lost = returned.is_error and f"Container with id '{self.container_id}' not found" in _text(returned)
+                # Without structured content, the text is the sandbox's own, not what the code printed.
+                is_lost = (
+                    returned.is_error
+                    and returned.structured_content is None
+                    and f"Container with id '{self.container_id}' not found" in _text(returned)
+                )
                 if is_lost:
                     self.container_id = None
                     returned = await self._invoke(code)

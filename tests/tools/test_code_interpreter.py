@@ -107,6 +107,15 @@ async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(
         assert (await interpreter.call("6 * 7")).content == "42"
 
 
+async def test_code_that_says_that_its_container_is_not_found_runs_once(settings: Settings) -> None:
+    async with aclosing(opened(settings)) as interpreter:
+        await interpreter.call("1")
+        says = f"Container with id '{interpreter.container_id}' not found"
+        result = await interpreter.call(f'import os; print("{says}", flush=True); os._exit(3)')
+    assert result.failed
+    assert str(result.content).startswith(says)
+
+
 async def test_code_that_takes_too_long_is_a_failure() -> None:
     with ExitStack() as stack:
         sandbox = launcher(stack)(levels()[0], call_timeout=1)
