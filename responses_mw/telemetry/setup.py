@@ -25,7 +25,7 @@ from .context import current_request
 
 logger = logging.getLogger(__name__)
 
-_QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
+_QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "opentelemetry", "uvicorn")
 """Loggers limited to warnings: at `info` they log every request or their own internals."""
 
 # C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
