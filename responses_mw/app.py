@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -245,8 +245,11 @@ async def open_application(
     settings: Settings,
     transport: httpx.AsyncBaseTransport | None = None,
     scope: MutableMapping[str, Any] | None = None,
+    is_listening: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Application]:
     """Open the application in front of `app`. Background responses call `app` with the members of `scope`.
+
+    `is_listening` returns whether the server accepts connections. Until then, the replica is not ready.
 
     This does not start the worker: the upstream may be `app` itself, which must start first.
     """
@@ -262,7 +265,8 @@ async def open_application(
             await stack.enter_async_context(aclosing(jobs))
             jobs.start()
             is_working = jobs.is_working if worker is not None else None
-        await stack.enter_async_context(open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state))
+        readiness = checks(upstream, state, is_working, runner.drain, is_listening)
+        await stack.enter_async_context(open_admin(settings.server, readiness, state))
         routes = Routes(runner, upstream, state, jobs, settings, cache)
         yield Application(_around(routes, limits, settings), runner.drain, jobs, upstream)
 
@@ -299,7 +303,8 @@ class ResponsesMiddleware(Dispatcher):
         self, app: ASGIApp, settings: Settings | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self.settings = settings = settings or Settings.from_environment()
-        super().__init__(app, settings.server, partial(open_application, app, settings, transport))
+        opening = partial(open_application, app, settings, transport, is_listening=lambda: self.is_listening)
+        super().__init__(app, settings.server, opening)
 
 
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:

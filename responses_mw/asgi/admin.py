@@ -137,17 +137,30 @@ async def _finding(check: Check) -> Finding:
 
 
 def checks(
-    upstream: Upstream, state: State | None, is_working: Callable[[], bool] | None, drain: Drain | None = None
+    upstream: Upstream,
+    state: State | None,
+    is_working: Callable[[], bool] | None,
+    drain: Drain | None = None,
+    is_listening: Callable[[], bool] = lambda: True,
 ) -> dict[str, Check]:
-    """Return the replica's checks by name: the upstream, and the state, a worker and the `drain` if it has them."""
+    """Return the replica's checks by name: the upstream, and the state, a worker and the `drain` if it has them.
+
+    A replica with a `drain` serves HTTP; `is_listening` returns whether it accepts connections yet.
+    """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
         found["redis"] = partial(_check_state, state)
     if is_working is not None:
         found["worker"] = partial(_check_that, is_working, "It is not taking background responses.")
     if drain is not None:
-        found["server"] = partial(_check_that, lambda: not drain.begun.is_set(), "It is shutting down.")
+        found["server"] = partial(_check_server, drain, is_listening)
     return found
+
+
+async def _check_server(drain: Drain, is_listening: Callable[[], bool]) -> Finding:
+    if drain.begun.is_set():
+        return Finding("It is shutting down.")
+    return Finding("" if is_listening() else "It is not listening yet.")
 
 
 async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:

@@ -54,6 +54,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_timeout = drain_timeout
         self._on_start = on_start
         self._hurry = asyncio.Event()
+        app.is_listening = False
 
     @property
     def address(self) -> Any:
@@ -75,6 +76,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._app.is_listening = True
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -52,6 +52,8 @@ class Dispatcher:
         self._opened = AsyncExitStack()
         self.application: Application | None = None
         """The application, while it is open."""
+        self.is_listening = True
+        """Whether the server accepts connections. A server that opens its port after the lifespan has started sets it."""
         self._closing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

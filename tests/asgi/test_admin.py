@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, Finding, open_admin
+from responses_mw.asgi.listener import DrainingServer
 from responses_mw.errors import StartupError
 from responses_mw.settings import ServerSettings
 from tests.support.configured import make_settings
@@ -26,6 +28,8 @@ from tests.support.valkey import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from starlette.types import Message, Receive, Scope, Send
 
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
@@ -80,6 +84,33 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
             assert (await admin.get("/livez")).status_code == 200
         with pytest.raises(httpx.ConnectError):
             await admin.get("/livez")
+
+
+async def test_a_replica_is_not_ready_before_it_listens(serve: Serve, upstream: ScriptedUpstream, port: int) -> None:
+    found: list[tuple[int, str]] = []
+    app = create_app(make_settings(upstream__url=serve(upstream), server__admin_port=port))
+
+    async def check() -> None:
+        async with client(port) as admin:
+            answer = await get(admin, "/readyz")
+        found.append((answer.status_code, answer.json()["checks"]["server"]))
+
+    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def checked_send(message: Message) -> None:
+            await check()  # the application has started, the server listens after this message
+            await send(message)
+
+        await app(scope, receive, checked_send if not found else send)
+
+    async def check_and_stop() -> None:
+        await check()
+        server.stop()
+
+    started: list[asyncio.Task[None]] = []
+    config = uvicorn.Config(observed, port=0, log_config=None, lifespan="on")
+    server = DrainingServer(config, app, 1.0, lambda: started.append(asyncio.ensure_future(check_and_stop())))
+    await asyncio.to_thread(server.run)
+    assert found[:2] == [(503, "It is not listening yet."), (200, "ok")]
 
 
 async def test_a_replica_that_never_reached_its_redis_lives_but_is_not_ready(port: int) -> None:
