@@ -173,7 +173,8 @@ class Backend(ABC):
             with anyio.CancelScope(shield=True):
                 await opened.aclose()
             raise
-        span.answer_started(opened.stream.head)
+        if opened.stream.head:  # an answer may end without a chunk
+            span.answer_started(opened.stream.head)
         return opened
 
     def _open_summary(self, owner: str, envelope: str) -> bytes | None:

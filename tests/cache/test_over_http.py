@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
-Q, SAME = "What is the capital of France?", "Tell me the capital of France."
-
-
-@pytest.fixture
-def question(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What nobody has asked before: the store is shared by all tests."""
-    return {"model": "tiny", "input": Q, "instructions": request.node.nodeid}
+SAME = "Tell me the capital of France."
+QUESTION = {"model": "tiny", "input": "What is the capital of France?"}
 
 
 async def post(ours: Ours, body: dict[str, Any], **headers: str) -> httpx.Response:
@@ -39,13 +34,11 @@ def told(response: httpx.Response) -> str:
 
 
 @pytest.mark.both_mounts
-async def test_a_repeated_question_is_answered_without_the_upstream(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
-) -> None:
+async def test_a_repeated_question_is_answered_without_the_upstream(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
-    first = await post(ours, question)
-    again = await post(ours, question)
+    first = await post(ours, QUESTION)
+    again = await post(ours, QUESTION)
     assert (told(first), told(again).partition(";")[0]) == ("miss; reason=not_found", "exact")
     one, other = first.json(), again.json()
     assert one["output_text"] == other["output_text"] == "Paris."
@@ -53,12 +46,10 @@ async def test_a_repeated_question_is_answered_without_the_upstream(
     assert other["usage"] == {**one["usage"], "cache": "exact"}
 
 
-async def test_a_hit_is_a_whole_stream_stored_and_chainable(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
-) -> None:
+async def test_a_hit_is_a_whole_stream_stored_and_chainable(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.stream(reasoning("Easy."), text("Par"), text("is."), finish(), usage())
-    asked = {**question, "stream": True, "cache": "exact"}
+    asked = {**QUESTION, "stream": True, "cache": "exact"}
     first = oracle.check((await post(ours, asked)).content)
     response = await post(ours, asked)
     assert told(response).startswith("exact; similarity=1.0000; age=")
@@ -73,34 +64,32 @@ async def test_a_hit_is_a_whole_stream_stored_and_chainable(
     assert chained.output_text == "About two million."
 
 
-async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
-) -> None:
+async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     for n in range(3):
         upstream.whole(completion({"content": str(n)}))
-    await post(ours, question, **{"x-responses-cache": "exact"})
-    assert told(await post(ours, question, **{"x-responses-cache": "exact"})).startswith("exact")
-    assert told(await post(ours, question)) == "None"
-    assert told(await post(ours, {**question, "cache": "off"}, **{"x-responses-cache": "exact"})) == "None"
+    await post(ours, QUESTION, **{"x-responses-cache": "exact"})
+    assert told(await post(ours, QUESTION, **{"x-responses-cache": "exact"})).startswith("exact")
+    assert told(await post(ours, QUESTION)) == "None"
+    assert told(await post(ours, {**QUESTION, "cache": "off"}, **{"x-responses-cache": "exact"})) == "None"
     assert all("cache" not in asked.json for asked in upstream.requests)
     for members in ({}, {"stream": True}, {"background": True}):
-        refused = await ours.http.post("/v1/responses", json={**question, "cache": {"ttl": 0}, **members})
+        refused = await ours.http.post("/v1/responses", json={**QUESTION, "cache": {"ttl": 0}, **members})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache.ttl")
 
 
-async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
+async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     for name in ("alice", "bob"):
         upstream.whole(completion({"content": f"{name}'s"}))
         for _ in range(2):
-            assert (await post(ours, question, authorization=f"Bearer {name}")).json()["output_text"] == f"{name}'s"
+            assert (await post(ours, QUESTION, authorization=f"Bearer {name}")).json()["output_text"] == f"{name}'s"
 
 
 async def test_a_question_with_the_same_meaning_is_a_hit(
-    start: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer, question: dict[str, str]
+    start: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer
 ) -> None:
-    embedding_server.near(Q, SAME, 0.97)
+    embedding_server.near(QUESTION["input"], SAME, 0.97)
     ours = start(
         cache__mode="semantic",
         cache__embedding_model="embed",
@@ -108,19 +97,17 @@ async def test_a_question_with_the_same_meaning_is_a_hit(
         cache__timeout=20,
     )
     upstream.whole(completion({"content": "Paris."}))
-    await post(ours, question)
-    again = await post(ours, {**question, "input": SAME})
+    await post(ours, QUESTION)
+    again = await post(ours, {**QUESTION, "input": SAME})
     assert told(again).startswith("semantic; similarity=0.97")
     assert again.json()["usage"]["cache"] == "semantic"
 
 
-async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
-) -> None:
+async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     go = Signal()
     answer = upstream.whole(completion({"content": "Paris."}), before=go)
-    asking = [asyncio.create_task(post(ours, question)) for _ in range(5)]
+    asking = [asyncio.create_task(post(ours, QUESTION)) for _ in range(5)]
     await answer.asked.wait()
     go.set()
     answers = await asyncio.gather(*asking)
@@ -128,21 +115,21 @@ async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
     assert sorted(told(answer).partition(";")[0] for answer in answers) == ["exact"] * 4 + ["miss"]
 
 
-async def test_a_deleted_response_is_not_a_hit(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
+async def test_a_deleted_response_is_not_a_hit(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
-    first = (await post(ours, question)).json()
+    first = (await post(ours, QUESTION)).json()
     await ours.client.responses.delete(first["id"])
     upstream.whole(completion({"content": "Lyon."}))
-    assert (await post(ours, question)).json()["output_text"] == "Lyon."
+    assert (await post(ours, QUESTION)).json()["output_text"] == "Lyon."
 
 
 async def test_a_response_is_not_deleted_if_its_cache_entry_cannot_be(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str], redis_url: str
+    start: Start, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
-    path = f"/v1/responses/{(await post(ours, question)).json()['id']}"
+    path = f"/v1/responses/{(await post(ours, QUESTION)).json()['id']}"
     key = {"authorization": "Bearer key"}
     with redis.Redis.from_url(redis_url) as state:
         kept = [name for name in state.keys("rmw:{c:*}:r") if state.hexists(name, path.rpartition("/")[2])]
@@ -153,19 +140,17 @@ async def test_a_response_is_not_deleted_if_its_cache_entry_cannot_be(
         state.rename("aside", kept[0])
     assert (await ours.http.delete(path, headers=key)).status_code == 200
     upstream.whole(completion({"content": "Lyon."}))
-    assert (await post(ours, question)).json()["output_text"] == "Lyon."
+    assert (await post(ours, QUESTION)).json()["output_text"] == "Lyon."
 
 
-async def test_requests_with_tools_and_cut_answers_are_not_cached(
-    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
-) -> None:
+async def test_requests_with_tools_and_cut_answers_are_not_cached(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
     for n in range(2):
         upstream.whole(completion({"content": str(n)}))
-        response = await post(ours, {**question, "tools": tools})
+        response = await post(ours, {**QUESTION, "tools": tools})
         assert (response.json()["output_text"], told(response)) == (str(n), "miss; reason=uncacheable:tools")
     for n in range(2):
         upstream.whole(completion({"content": str(n)}, finish_reason="length"))
-        response = await post(ours, question)
+        response = await post(ours, QUESTION)
         assert (response.json()["output_text"], told(response)) == (str(n), "miss; reason=not_found")

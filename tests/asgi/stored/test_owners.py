@@ -101,12 +101,16 @@ async def asked(
     return await ours.http.request(method, path.format(**ids), json=filled(body, ids), headers=headers)
 
 
+VARYING = {"date", "content-length", "x-request-id"}
+"""Headers that differ between two answers to the same request."""
+
+
 def without_ids(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, Headers]:
     """All of an answer but for the ids in it."""
     text = answer.text
     for name, value in ids.items():
         text = text.replace(value, name)
-    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length", "x-request-id")}
+    headers = {name: value for name, value in answer.headers.items() if name not in VARYING}
     return answer.status_code, text, headers
 
 
