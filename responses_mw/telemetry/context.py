@@ -1,8 +1,7 @@
-"""Facts about the request or job that the current task works for.
+"""Facts about the request or job that the current task is processing.
 
-Code that learns a fact calls `annotate`, `begin_run` or `end_run`, and need not know who reads it. Access lines, job
-log lines, failed-run warnings, spans and metrics are derived from the facts when the request ends. Only this module knows the
-names of the facts.
+Other code records facts with `annotate`, `begin_run` and `end_run`. When the request or job ends, its log lines, spans and
+metrics are derived from the facts.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ WARNING_INTERVAL = 60.0
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _FAULTS = frozenset({"failed", "interrupted"})
 _HASH_LENGTH, _SHORT = 16, 8
-"""Minimum length of an owner that is a hash, and how many of its characters are shown."""
+"""Minimum length of an owner that is treated as a hash, and the number of characters of the hash that are logged."""
 _MAX_TEXT, _MAX_MESSAGE = 128, 500
-"""Maximum length of a fact that a client or the upstream chooses, and of an error's message in the log."""
+"""Maximum length in logs of text chosen by a client or by the upstream, and of an error's message."""
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run failed or a request was refused; without a code, neither happened."""
+    """The reason why a run failed or a request was refused. All fields are empty if neither happened."""
 
     code: str = ""
-    """The error's code, or else its type, as the client sees it."""
+    """The error's code in the API, or its type if it has no code."""
     kind: str = ""
-    """`error.type` in spans and metrics: the upstream's status, or else the class of the error."""
+    """The value of `error.type` in spans and metrics: the upstream's status if it caused the error, else the error's class."""
     upstream_status: int | None = None
     message: str = ""
-    """May quote the request."""
+    """The error's message, which may quote the request."""
 
     @classmethod
     def of(cls, error: Exception, code: str | None = None) -> Failure:
@@ -60,7 +59,7 @@ _NO_FAILURE = Failure()
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the upstream's status if it caused the `error`, or else the error's class."""
+    """Return the upstream's status if the upstream caused `error`, or else the name of the error's class."""
     status = error.upstream_status if isinstance(error, APIError) else None
     return str(status) if status is not None else type(error).__name__.lstrip("_")
 
@@ -70,10 +69,10 @@ class RequestContext:
     """Facts about one HTTP request, WebSocket message or background job."""
 
     route: str = ""
-    """The path's template."""
+    """The template of the path, or the type of the WebSocket message."""
     request_id: str = ""
     owner: str = ""
-    """The hash by which stored objects are assigned to their owner."""
+    """The caller's owner id (see `auth`)."""
     key: str = ""
     """The name of the caller's API key."""
     response_id: str = ""
@@ -81,39 +80,50 @@ class RequestContext:
     previous_response: str = ""
     model: str = ""
     streams: bool | None = None
-    """Whether the client asked for a stream; None for a request without a run."""
+    """Whether the client requested a stream. None if the request does not create a response."""
     stores: bool = False
-    """False if the text of the response must not be recorded anywhere."""
+    """Whether the response is stored. If not, its text must not be logged or added to spans."""
     cache: str = ""
-    """The result of a lookup: `exact`, `semantic` or `miss`."""
+    """The result of the cache lookup: `exact`, `semantic` or `miss`."""
     cache_reason: str = ""
-    """Why the cache has no answer."""
+    """The reason for a cache miss."""
     cache_status: str = ""
-    """The result of the lookup in full, for the response's header."""
+    """The complete result of the cache lookup, for the response header `X-Responses-Cache`."""
     outcome: str = ""
-    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client disconnected), `refused` (4xx),
-    `queued`, `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a
-    job). A job can also be `requeued` or `lost` (cancelled, or taken by another worker)."""
+    """How the run ended.
+
+    - `completed`, `incomplete`, `failed`: the status of the response.
+    - `cancelled`: the client disconnected.
+    - `refused`: the response is a 4xx.
+    - `queued`: a background response was queued.
+    - `repeated`: the idempotency key already had a response.
+    - `interrupted`: the client must resume the stream on another replica, or Redis failed during a job.
+    - `requeued`, `lost`: the job was returned to the queue, or was cancelled or taken over by another worker.
+    """
     failure: Failure = _NO_FAILURE
     turns: int | None = None
     continuations: int = 0
-    """How often the run was continued after its upstream or its worker was lost."""
+    """How often the run was continued after its connection to the upstream, or its worker, was lost."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Number of failed calls of server-side tools. The model sees the failure, and the run continues."""
+    """Number of failed calls of server-side tools. A failure is reported to the model, and the run continues."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds until the first turn's answer was first read; None for an upstream error, a compaction or a token count."""
+    """Seconds from the start of the request until the answer to the response's first turn began to arrive.
+
+    If the upstream does not stream the answer, the time until the whole answer was read. A turn that summarizes the history is
+    not considered. None if no turn of the response was answered.
+    """
     stored: bool | None = None
     unstored: str = ""
-    """Why the response is not stored."""
+    """The reason why the response could not be stored."""
     has_left: bool = False
-    """Whether the client disconnected before the answer was complete."""
+    """Whether the client disconnected before the HTTP response was complete."""
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
 
     def fail(self, error: Exception) -> None:
-        """Record that `error` is the answer to the request."""
+        """Record that the request failed with `error`. Set `outcome` to `refused` or `failed`."""
         if isinstance(error, UpstreamError):
             is_refusal = error.status in (401, 403)
         else:
@@ -121,13 +131,13 @@ class RequestContext:
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
-        """Return `error.type` of an answer with this HTTP status; empty if the server did not fail."""
+        """Return the value of `error.type` for a response with the HTTP status `status`, or "" if the server did not fail."""
         if status >= 500:
             return str(status)
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
 
     def span_attributes(self) -> dict[str, str | bool]:
-        """Return the known facts about the response, named by OpenTelemetry's conventions."""
+        """Return the known facts about the response as span attributes."""
         attributes: dict[str, str | bool | None] = {
             GenAI.RESPONSE_ID: self.response_id,
             GenAI.CONVERSATION_ID: self.conversation,
@@ -140,7 +150,7 @@ class RequestContext:
         return {name: value for name, value in attributes.items() if value}
 
     def facts(self) -> dict[str, Any]:
-        """Return the known facts for logs, without any content of the request."""
+        """Return the known facts for log records. They contain no text of the request or the response."""
         details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
         facts: dict[str, Any] = {
             "outcome": self.outcome,
@@ -181,7 +191,7 @@ def current_request() -> RequestContext | None:
 
 @contextmanager
 def activated(request: RequestContext) -> Iterator[None]:
-    """Make `request` the current one, including for tasks created inside."""
+    """Make `request` the current request in the `with` block and in tasks created there."""
     token = _CURRENT.set(request)
     try:
         yield
@@ -190,9 +200,10 @@ def activated(request: RequestContext) -> Iterator[None]:
 
 
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
-    """Set `facts`, members of `RequestContext`, for the current request, if there is one.
+    """Set attributes of the current `RequestContext`. Without a current request, do nothing.
 
-    `error` is the answer to the request, `response` the document being created or retrieved.
+    `facts` are attributes by name. `error` is the error with which the request failed. `response` is the document that is being
+    created or retrieved.
     """
     request = _CURRENT.get()
     if request is None:
@@ -209,7 +220,7 @@ def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | No
 
 
 def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
-    """Record that the current request makes the response `document`."""
+    """Record that the current request creates the response `document`, and whether the client requested a stream."""
     request = _CURRENT.get()
     if request is None:
         return
@@ -219,10 +230,11 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
 
 
 def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
-    """Record the end of the current request's run, or the state in which it was cancelled.
+    """Record how the current request's run ended: its outcome, its usage and the reason for a failure.
 
-    A later call replaces an earlier one. `error` is what ended the run, if it is known. Runs that make a part of the response,
-    such as a summary, are ignored.
+    The outcome is the status of `document`, or `cancelled` if that status is not final. `error` is the exception that ended the
+    run, if it is known. A later call replaces an earlier one. The call is ignored if `document` is not the response recorded by
+    `begin_run`, because internal runs, such as the one that summarizes the history, have documents of their own.
     """
     request = _CURRENT.get()
     if request is None or document["id"] != request.response_id:
@@ -238,13 +250,13 @@ def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, 
 
 
 class WarningLimit:
-    """Limits the warnings about one fault."""
+    """Limits how often a warning about one fault is logged."""
 
     def __init__(self) -> None:
         self._next = float("-inf")
 
     def is_due(self) -> bool:
-        """Return whether to warn now: true at most once in `WARNING_INTERVAL`."""
+        """Return whether to log the warning now. Returns true at most once per `WARNING_INTERVAL`."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -252,16 +264,16 @@ class WarningLimit:
         return True
 
     def reset(self) -> None:
-        """Allow the next warning at once, because the fault is over."""
+        """Allow the next warning immediately. Call this when the fault is over."""
         self._next = float("-inf")
 
 
 def log_facts(
     to: logging.Logger, subject: str, facts: Mapping[str, Any], named: Mapping[str, Any] = {}, level: int = logging.INFO
 ) -> None:
-    """Log `subject` and the facts, as `name=value` in text or as members in JSON.
+    """Log `subject` with `facts`, which become `name=value` in text records and members in JSON records.
 
-    `named` holds facts that `subject` already states in words. They are added only in JSON.
+    `named` contains facts that `subject` already states. They are added only to JSON records.
     """
     if not to.isEnabledFor(level):
         return
@@ -270,9 +282,9 @@ def log_facts(
 
 
 def count_response(request: RequestContext, kind: str) -> None:
-    """Count the response of `request`, if it has one.
+    """Add the response of `request` to the metrics and to its owner's usage, unless the request does not create a response.
 
-    `kind` is how it was requested: `json`, `stream`, `websocket`, or `background` for a job, which always has one.
+    `kind` is how the response was requested: `json`, `stream`, `websocket`, or `background` for a job.
     """
     makes_response = request.streams is not None or kind == "background"
     if not makes_response or request.outcome not in STATUSES:
@@ -285,9 +297,9 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """Log a warning if the run of `request` failed. `more` are further facts.
+    """Log a warning with the facts of `request` and the facts in `more` if its run failed.
 
-    The text of the error, which may quote the request, is logged only at `debug`, and never if the response is not stored.
+    The error's message may quote the request, so it is logged only at `debug`, and only if the response is stored.
     """
     if request.outcome != "failed" or not request.failure.code:
         return
@@ -300,10 +312,11 @@ def report_failure(request: RequestContext, **more: Any) -> None:
 def report_continuation(
     response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
 ) -> None:
-    """Count and log that a response was continued.
+    """Record that a response was continued, in the metrics, the current span and the log.
 
-    `reason` is what failed: the upstream (`broken` or `timeout`) or the `worker` of a background response. `phase` is what the
-    client had seen, `tokens` is how many tokens of that were kept, and `pause` is how many seconds the client waited.
+    `reason` is `broken` or `timeout` if the upstream failed, or `worker` if a background worker was lost. `phase` is what the
+    client had received: `nothing`, `reasoning`, `text` or `call`. `tokens` is the number of tokens that were kept. `pause` is
+    the number of seconds that the client waited.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
@@ -317,7 +330,10 @@ def report_continuation(
 
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
-    """Log the end of a job that was recorded by a process other than its worker."""
+    """Log and count a job whose end was recorded by a process other than its worker.
+
+    `code` and `kind` are the code and the `error.type` of the error, if the job failed.
+    """
     failure = Failure(code, kind or code) if code else _NO_FAILURE
     request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
@@ -326,7 +342,7 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text, quoted if it could be mistaken for another fact."""
+    """Return `value` as text for a log line, quoted as JSON if it contains spaces or special characters."""
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)

@@ -1,16 +1,16 @@
-"""Names of OpenTelemetry's semantic conventions. No other module spells them out.
+"""Names of attributes and metrics in OpenTelemetry's semantic conventions. All other modules use these constants.
 
-- `GenAI`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are taken from its main
-  branch in October 2026. Their status is Development, so they may change.
-- `Own`: attributes of this server for which there is no convention.
-- The rest: semantic conventions 1.44.0, whose messaging names may change too.
+- `GenAI`, `GenAIMetric`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are
+  taken from its main branch in October 2026. Their status is Development, so they may change.
+- `Own`: attributes of this server that no convention covers.
+- All other names: semantic conventions 1.44.0. The names in `Messaging` may change too.
 """
 
 from __future__ import annotations
 
 SCOPE = "responses_mw"
 SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
-"""The generative AI schema, which is based on the schema of semantic conventions 1.44.0."""
+"""URL of the generative AI schema, which is based on the schema of semantic conventions 1.44.0."""
 
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
@@ -55,7 +55,7 @@ REQUEST_ATTRIBUTES = {
     "max_output_tokens": "gen_ai.request.max_tokens",
     "reasoning_effort": GenAI.REASONING_LEVEL,
 }
-"""Members of a request for a chat or a response, and their names in the conventions."""
+"""The conventions' attribute for each member of a chat or response request."""
 
 
 class GenAIMetric:
@@ -103,6 +103,6 @@ class Own:
     MCP_SERVER = "responses_mw.mcp.server"
     OUTCOME = "responses_mw.outcome"
     RESPONSE_ID = "responses_mw.response.id"
-    """The response that a turn or a tool call belongs to."""
+    """The id of the response to which a turn or a tool call belongs."""
     TOOL_KIND = "responses_mw.tool.kind"
     TOOL_SERVER = "responses_mw.tool.server"

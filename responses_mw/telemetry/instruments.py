@@ -1,14 +1,15 @@
-"""Kinds of metrics, each recorded for both Prometheus and OpenTelemetry.
+"""Metric types that record to both Prometheus and OpenTelemetry.
 
-- Prometheus: a registry of our own, separate from the host application's. `/metrics` shows it without any set-up.
-- OpenTelemetry: the global meter, a no-op where no meter provider is set. Counters are observable instruments, read from the
-  Prometheus metric at export, because adding to an SDK counter takes ten times as long.
-- Names and units are OpenTelemetry's. Prometheus names follow from them ("Prometheus and OpenMetrics Compatibility" in
-  OpenTelemetry's specification). Dashboards and alerts depend on the names: a test compares them.
-- Labels are fixed for each metric; an attribute that is not given is an empty label, which Prometheus treats as absent.
-- A metric has at most `MAX_SERIES` series; beyond that every label is `_OTHER`.
-- If PROMETHEUS_MULTIPROC_DIR names a directory when the package is imported, the processes of one server share their metrics
-  through files in it. The counts of processes that have ended remain there, so that no counter goes down.
+- Prometheus metrics are in a registry of our own, separate from the host application's. `/metrics` needs no configuration.
+- OpenTelemetry metrics use the global meter, which does nothing unless a meter provider is set. Counters are observable
+  instruments, which are read from the Prometheus metric at export. Adding to an SDK counter would take ten times as long.
+- Names and units follow OpenTelemetry's conventions. The Prometheus names are derived from these names as specified in
+  "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification). Dashboards and alerts use the Prometheus names,
+  which a test checks.
+- Each metric has a fixed set of labels. A missing attribute becomes an empty label, which Prometheus treats as absent.
+- A metric has at most `MAX_SERIES` series. Further values are recorded in one series whose labels are all `_OTHER`.
+- If PROMETHEUS_MULTIPROC_DIR is set when the package is imported, the processes of one server share their metrics through files
+  in that directory. The files of counters remain when a process ends, so that no counter decreases.
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ _LIVE = re.compile(r"gauge_live[a-z]+_([0-9]+)\.db")
 
 
 class Instrument(Generic[Metric]):
-    """A Prometheus metric and the series recorded so far, by their attributes."""
+    """A Prometheus metric, with a cache of its series by their attributes."""
 
     def __init__(self, metric: Metric, labels: Sequence[str]) -> None:
-        """`labels` are the attributes that may be recorded, by their OpenTelemetry names."""
+        """`labels` are the OpenTelemetry names of the attributes that may be recorded."""
         self._metric = metric
         self._labels = labels
         self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
-        """Return the series to record to, and its attributes."""
+        """Return the series for `attributes`, and the attributes to record.
+
+        If the metric already has `MAX_SERIES` other series, every label is `_OTHER`. Raises `ValueError` for an attribute that
+        is not a label.
+        """
         if not self._labels:
             return self._metric, attributes
         given = tuple(attributes.items())
@@ -78,7 +83,7 @@ class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
             series.inc(amount)
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        """Read the sums for OpenTelemetry. The SDK calls this from a thread of its own."""
+        """Yield the current sums for OpenTelemetry. The SDK calls this method in its own thread."""
         for family in self._metric.collect():
             for sample in family.samples:
                 if not sample.name.endswith("_created"):
@@ -96,7 +101,10 @@ class Counter(_Sum):
         *,
         registry: prometheus.CollectorRegistry = REGISTRY,
     ) -> None:
-        """`labels` come with their known values. The series of these start at 0, so that `rate()` sees their first increase."""
+        """`labels` maps each label to its known values.
+
+        The series for all combinations of known values start at 0, so that `rate()` sees their first increase.
+        """
         names = [_prometheus_name(label) for label in labels]
         counter = prometheus.Counter(_prometheus_name(name, unit), description, names, registry=registry)
         super().__init__(counter, tuple(labels))
@@ -118,7 +126,7 @@ class UpDownCounter(_Sum):
 
 
 class Gauge:
-    """A measured value. Among the processes of one server, the highest is shown."""
+    """A measured value without labels. If several processes share metrics, the maximum of their values is exposed."""
 
     def __init__(self, name: str, unit: str, description: str) -> None:
         self._metric = prometheus.Gauge(
@@ -133,7 +141,7 @@ class Gauge:
 
 class Histogram(Instrument[prometheus.Histogram]):
     def __init__(self, name: str, unit: str, description: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
-        """`buckets` are inclusive upper bounds."""
+        """`buckets` are the inclusive upper bounds of the buckets."""
         names = [_prometheus_name(label) for label in labels]
         histogram = prometheus.Histogram(_prometheus_name(name, unit), description, names, registry=REGISTRY, buckets=buckets)
         super().__init__(histogram, labels)
@@ -146,9 +154,9 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """Names that may be label values: the first `maximum` that are admitted.
+    """A set of at most `maximum` names that may be label values.
 
-    Other names, and names of more than `MAX_NAME` characters, become `_OTHER`.
+    Names of more than `MAX_NAME` characters are never admitted. `known` returns `_OTHER` for a name that was not admitted.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -171,7 +179,11 @@ def _prometheus_name(name: str, unit: str = "") -> str:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type: OpenMetrics if the `Accept` header names it, else Prometheus' text format."""
+    """Return the body and the content type of a response with the metrics.
+
+    `accept` is the value of the `Accept` header. The format is OpenMetrics if `accept` includes it, or else Prometheus's text
+    format.
+    """
     registry = REGISTRY
     if is_shared():
         registry = prometheus.CollectorRegistry()
@@ -188,12 +200,12 @@ def is_shared() -> bool:
 
 
 def forget_process(pid: int, directory: str) -> None:
-    """Remove the gauges of a process that has ended from the `directory` of shared metrics."""
+    """Remove the gauges of the ended process `pid` from `directory`, which contains the shared metrics."""
     mark_process_dead(pid, directory)  # type: ignore[no-untyped-call]
 
 
 class _Unshared(Collector):
-    """Metrics that are not in the files: build information, and the process metrics of all processes combined."""
+    """Collects the metrics that are not in the shared files: build information, and the process metrics of all processes."""
 
     def collect(self) -> Iterator[Family]:
         yield from (family for family in REGISTRY.collect() if family.type == "info")

@@ -1,4 +1,4 @@
-"""The metrics, each defined here once, and the usage by owner."""
+"""Definitions of all metrics, and the meter of usage by owner."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..version import VERSION
 from .conventions import DB, ERROR_TYPE, HTTP, SERVER_ADDRESS, SERVER_PORT, GenAI, GenAIMetric, Own
 from .instruments import REGISTRY, Counter, Gauge, Histogram, KnownNames, UpDownCounter
 
-# -- of the model ----------------------------------------------------------------------------------------------------------
+# -- model ---------------------------------------------------------------------------------------------------------------
 
-# The buckets that the conventions advise, continued for streams that take minutes.
+# The buckets recommended by the conventions, with further buckets for streams that last minutes.
 _OPERATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
 _FIRST_CHUNK = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -41,12 +41,12 @@ REASONING_TOKENS = Counter(GenAIMetric.REASONING_TOKENS, "{token}", "Output toke
 TIME_TO_FIRST_CHUNK = Histogram(
     GenAIMetric.TIME_TO_FIRST_CHUNK, "s", "Time until the answer of a streamed turn begins.", _TURN, _FIRST_CHUNK
 )
-# The convention's metric has a value for each chunk, which would cost as much as sending the chunk.
+# The conventions' metric records a value for each chunk. Recording it would cost as much as sending the chunk.
 TIME_PER_OUTPUT_TOKEN = Histogram(
     "responses_mw.time_per_output_token", "s", "Mean time per output token of a turn, without the first.", _TURN, _PER_TOKEN
 )
 MODELS = KnownNames(64)
-"""Clients choose model names, so only names of models that have answered become label values."""
+"""The model names that may be label values: those of models that have answered, because clients can send any name."""
 
 TURNS_ACTIVE = UpDownCounter(
     "responses_mw.upstream.active_requests", "{request}", "Turns of the model in progress at the upstream."
@@ -68,7 +68,7 @@ EMBEDDING_DURATION = Histogram(
     _OPERATION,
 )
 
-# -- of requests -----------------------------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------------------------------
 
 _HTTP = (HTTP.METHOD, HTTP.SCHEME)
 
@@ -110,7 +110,7 @@ CACHE_LOOKUPS = Counter(
     "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", {"result": ["exact", "semantic", "miss"]}
 )
 
-# -- of background responses and the state -----------------------------------------------------------------------------------
+# -- background responses and state --------------------------------------------------------------------------------------
 
 QUEUE_DEPTH = Gauge("responses_mw.queue.depth", "{job}", "Background responses waiting for a worker, in the whole deployment.")
 QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest waiting background response has waited.")
@@ -164,21 +164,24 @@ STATE_ERRORS = Counter(
     {ERROR_TYPE: ["ConnectionError", "TimeoutError", "Damaged"]},
 )
 
-# -- of the process ---------------------------------------------------------------------------------------------------------
+# -- process -------------------------------------------------------------------------------------------------------------
 
 EVENT_LOOP_LAG = Histogram(
     "responses_mw.event_loop.lag", "s", "Delay of scheduled callbacks in the event loop, sampled.", (), _ROUND_TRIP
 )
 
-# -- of the process, only for Prometheus: OpenTelemetry has resource attributes for this ---------------------------------------
+# -- process, only for Prometheus: OpenTelemetry has resource attributes for this ----------------------------------------
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many bytes this process may use: its container's limit or the machine's memory, whichever is lower."""
+    """Return the number of bytes that this process may use: the lower of its container's limit and the machine's memory.
+
+    `groups` is the directory where the control groups are mounted.
+    """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
     files = (groups / "memory.max", groups / "memory" / "memory.limit_in_bytes")  # control groups, version 2 and 1
     texts = [file.read_text().strip() for file in files if file.exists()]
-    return min([machine, *[int(text) for text in texts if text.isdigit()]])  # otherwise "max"
+    return min([machine, *[int(text) for text in texts if text.isdigit()]])  # "max" means no limit
 
 
 prometheus.ProcessCollector(registry=REGISTRY)
@@ -189,21 +192,21 @@ prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", 
     {"version": VERSION, "python_version": platform.python_version()}
 )
 
-# -- usage by owner: there are too many owners for labels --------------------------------------------------------------------
+# -- usage by owner: there are too many owners for labels ----------------------------------------------------------------
 
 MAX_OWNERS = 10_000
-"""Maximum number of owners that are counted separately. All others are counted as `OTHERS`."""
+"""Maximum number of owners whose usage is counted separately. The usage of further owners is counted under `OTHERS`."""
 OTHERS = "_OTHER"
 
 
 @dataclass(slots=True)
 class OwnerUsage:
-    """The number of an owner's responses and of their tokens. Cached answers count without tokens."""
+    """The number of responses created by an owner, and their tokens. Responses from the cache add no tokens."""
 
     responses: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that the upstream had cached. They are included in `input_tokens`."""
+    """Input tokens that the upstream had cached. `input_tokens` includes them."""
     output_tokens: int = 0
 
     def values(self) -> tuple[int, ...]:
@@ -211,13 +214,13 @@ class OwnerUsage:
 
 
 class UsageMeter:
-    """Counts usage for the whole process, like the metrics."""
+    """Counts usage by owner for the whole process."""
 
     def __init__(self) -> None:
         self._owners: dict[str, OwnerUsage] = {}
 
     def count(self, owner: str, usage: Mapping[str, Any]) -> None:
-        """Count one response with this `usage`."""
+        """Add one response with this `usage` to the counts of `owner`."""
         if owner not in self._owners and len(self._owners) >= MAX_OWNERS:
             owner = OTHERS
         used = self._owners.setdefault(owner, OwnerUsage())

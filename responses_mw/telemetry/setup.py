@@ -1,8 +1,8 @@
-"""Set-up of logs, traces and metrics for our own commands. A host application sets up its own.
+"""Configuration of logs, traces and metrics for our own commands. A host application configures its own.
 
-Log records are text or JSON, with the ids of the request, response and trace. They never hold content of requests. Clients and
-the upstream choose the paths, models and error messages in records, so characters that could start a line or control a terminal
-are escaped.
+Log records are text or JSON, with the ids of the request, the response and the trace. Above the level `debug`, they contain no
+text of requests or responses. Some values, such as model names, are chosen by clients or by the upstream. Characters that could
+start a new line or control a terminal are therefore escaped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .context import current_request
 logger = logging.getLogger(__name__)
 
 _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "opentelemetry", "uvicorn")
-"""Loggers limited to warnings: at `info` they log every request or their own internals."""
+"""Loggers whose level is set to `warning`. At `info`, they log every request or internal details."""
 
 # C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,7 +35,10 @@ _OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
-    """Log to standard error. Only our own commands call this; a host application configures its logging itself."""
+    """Configure the root logger to write to standard error.
+
+    Only our own commands call this function. A host application configures its logging itself.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -44,11 +47,13 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
 
 
 def set_up_sdk() -> None:
-    """Export traces and metrics as the environment variables specify.
+    """Configure the export of traces and metrics from OpenTelemetry's environment variables.
 
-    An OTLP endpoint is enough: both are then sent to it over HTTP. Nothing is set up without an endpoint or exporter, with
-    `OTEL_SDK_DISABLED`, or if `opentelemetry-instrument` has done so already. That command supports more features, such as
-    configuration files. Raises `RuntimeError` for an exporter that is not installed.
+    If only an OTLP endpoint is set, both signals are exported to it over HTTP. Nothing is configured if no endpoint or exporter
+    is set, if `OTEL_SDK_DISABLED` is true, or if `opentelemetry-instrument`, which supports more features, has already set a
+    tracer provider. If the SDK is not installed, a warning is logged.
+
+    Raises `RuntimeError` if the package of a configured exporter is not installed.
     """
     traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
     is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"
@@ -83,7 +88,7 @@ def _variable(name: str) -> str:
 
 
 def _exporter_names(signal: str) -> list[str]:
-    """Return the entry points of the exporters for `signal`, by default OTLP if it has an endpoint."""
+    """Return the names of the entry points of the exporters for `signal`. The default is OTLP if an endpoint is set."""
     has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     names = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
     if names.lower() == "none":
@@ -108,15 +113,15 @@ class _Formatter(logging.Formatter):
     form: str | None = None
 
     def __init__(self, *, with_messages: bool = False) -> None:
-        """`with_messages` includes the messages of exceptions, which may quote requests: it is meant for debugging.
+        """If `with_messages` is true, tracebacks include the messages of exceptions. Use this only for debugging.
 
-        Messages are omitted for requests that are not known to be stored.
+        Messages may quote the request, so they are omitted if the current request's response is not stored.
         """
         super().__init__(self.form)
         self._with_messages = with_messages
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """Return the traceback, by default without the exceptions' messages."""
+        """Return the traceback, without the exceptions' messages unless `with_messages` is true."""
         request = current_request()
         if self._with_messages and (request is None or request.stores):
             return _block(super().formatException(ei))
@@ -127,7 +132,7 @@ class _Formatter(logging.Formatter):
 
 
 class HumanFormatter(_Formatter):
-    """Format a record as one line. A traceback follows, indented, so that none of its lines looks like a record."""
+    """Formats a record as one line of text. Tracebacks are indented, so that their lines cannot be mistaken for records."""
 
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s%(ids)s"
 
@@ -141,7 +146,7 @@ class HumanFormatter(_Formatter):
 
 
 class JSONFormatter(_Formatter):
-    """One JSON object per line."""
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -178,7 +183,7 @@ def _ids() -> dict[str, str]:
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """Describe an exception, its causes and its members by location and class only."""
+    """Yield the lines of a traceback without messages, including the causes of `error` and the exceptions of a group."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         yield from _traceback(cause)

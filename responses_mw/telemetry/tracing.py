@@ -1,14 +1,14 @@
-"""Spans and the propagation of their context. Without a tracer provider, nothing here has an effect.
+"""Spans and the propagation of trace context. Without a tracer provider, spans are not recorded.
 
     POST /v1/responses            server; child of the caller's traceparent
     ├── EVALSHA commit            client; a round trip to Redis with one of our scripts
-    ├── chat <model>              client; a turn
-    ├── execute_tool <name>       internal; a call of a hosted tool
-    └── send responses            producer; a job is queued
-    process responses             consumer; a job, linked to the span that queued it, with the children of a request
+    ├── chat <model>              client; a model turn
+    ├── execute_tool <name>       internal; a call of a server-side tool
+    └── send responses            producer; the queueing of a job
+    process responses             consumer; a job, with the same children as a request and a link to `send responses`
 
-The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
-context between two items. It is propagated explicitly, in headers.
+A turn's span is never made the current span. Turns run in async generators, and the code that consumes a generator would see
+the generator's context between two items. The span is passed explicitly to `with_trace_context` instead.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ _NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
-    """Return whether a tracer provider is set, by our command or by the host application."""
+    """Return whether our command or the host application has set a tracer provider."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
-    """Return whether a meter provider is set. The API package's own providers record nothing."""
+    """Return whether a meter provider is set, other than the API package's own providers, which record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def captures_content(*, stores: bool) -> bool:
-    """Return whether spans may contain texts: only with the conventions' opt-in, and only if the response is stored."""
+    """Return whether spans may contain messages, tool arguments and tool results.
+
+    They may do so only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT enables it and the response is stored.
+    """
     opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
     return stores and opt_in in ("true", "span_only", "span_and_event")
 
 
 def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> dict[str, str]:
-    """Return `headers` with the trace context of `span`, by default the current span."""
+    """Return a copy of `headers` with the trace context of `span`, by default the current span."""
     span = span or get_current_span()
     carrier = dict(headers)
     if span.get_span_context().is_valid and is_tracing():
@@ -61,30 +64,33 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
 
 
 def extract_context(headers: Mapping[str, str]) -> Context:
-    """Return the trace context in `headers`, whose names are in lower case."""
+    """Return the trace context in `headers`. The names of the headers must be in lower case."""
     return propagate.extract(dict(headers), Context())
 
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
-    """Make `span` the current one, without ending it or recording exceptions: their messages may quote the request."""
+    """Return a context manager that makes `span` the current span, or does nothing if `span` is None.
+
+    The span is not ended. Exceptions are not recorded, because their messages may quote the request.
+    """
     return _NO_SPAN if span is None else trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def trace_id(span: Span) -> str:
-    """Return the trace id of `span`; empty if it has none."""
+    """Return the trace id of `span` in hexadecimal, or "" if the span is not recorded."""
     context = span.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else ""
 
 
 def mark_failed(span: Span, kind: str) -> None:
-    """Mark a span as failed. `kind` is a class of failures; it must not quote requests or responses."""
+    """Mark `span` as failed. `kind` is the value of `error.type` and must not quote requests or responses."""
     span.set_attribute(ERROR_TYPE, kind)
     span.set_status(StatusCode.ERROR)
 
 
 @contextmanager
 def ending(span: Span) -> Iterator[None]:
-    """End `span` on exit, and mark it as failed if an exception is raised."""
+    """End `span` on exit, and mark the span as failed if an exception is raised."""
     try:
         yield
     except Exception as error:
@@ -95,9 +101,10 @@ def ending(span: Span) -> Iterator[None]:
 
 
 def start_request_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any] | None = None) -> Span:
-    """Start the span of a request whose `headers` have names in lower case.
+    """Start the span of a request. The names in `headers` must be in lower case.
 
-    It is a server span, or an internal one if the host application has a span for the same request.
+    The span is a server span with the trace context in `headers` as its parent. If the host application has a current span, the
+    new span is an internal child of that span.
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
@@ -123,7 +130,10 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
 
 
 def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:
-    """Set the facts of `request` on its span and end it. `method` and `status` are those of an HTTP request."""
+    """Set the facts of `request` as attributes of `span`, and end the span.
+
+    For an HTTP request, `method` and `status` are its method and the status of its response.
+    """
     if span.is_recording():
         attributes: dict[str, str | int] = {**request.span_attributes()}
         if method:
@@ -139,7 +149,7 @@ def end_request_span(span: Span, request: RequestContext, method: str = "", stat
 
 @contextmanager
 def request_span(request: RequestContext, span: Span) -> Iterator[None]:
-    """Make `request` and `span` current, and end the span on exit."""
+    """Make `request` the current request and `span` the current span. On exit, call `end_request_span`."""
     try:
         with activated(request), activated_span(span):
             yield
@@ -159,7 +169,7 @@ def _messaging(operation: str, response_id: str) -> dict[str, str]:
 
 @contextmanager
 def queueing_span(response_id: str) -> Iterator[None]:
-    """Trace the queueing of a job. The trace of its worker is linked to this span."""
+    """Trace the queueing of a job. `link_to_request` later links the job's span to this span."""
     span = TRACER.start_span("send responses", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
     with ending(span), activated_span(span):
         yield
@@ -167,7 +177,10 @@ def queueing_span(response_id: str) -> Iterator[None]:
 
 @contextmanager
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
-    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links it to the request that queued it."""
+    """Trace a job that runs in this task, and count it as running. Yield the job's facts.
+
+    The job has a trace of its own, which `link_to_request` links to the request that queued the job.
+    """
     attributes = _messaging("process", response_id)
     span = TRACER.start_span("process responses", Context(), SpanKind.CONSUMER, attributes)
     JOBS_RUNNING.add(1)
@@ -180,7 +193,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
 
 
 def link_to_request(headers: Mapping[str, str]) -> None:
-    """Link the current span to the span of `queueing_span`, whose trace context is in `headers`."""
+    """Link the current span to the span that queued the job. `headers` contain that span's trace context."""
     span = get_current_span()
     if span.is_recording():
         linked = get_current_span(extract_context(headers)).get_span_context()
@@ -192,9 +205,11 @@ Address: TypeAlias = tuple[str | None, int | None, int | None]
 
 
 def redis_span(operation: str, script: str, size: int, address: Callable[[], Address]) -> AbstractContextManager[None]:
-    """Trace a round trip to Redis within a request or a job: its command, script, number of commands, and server.
+    """Trace a round trip to Redis within a request or a job.
 
-    Periodic work of the process itself is not traced: each round trip would be a trace of its own.
+    `operation` is the command, `script` the name of the Lua script, `size` the number of commands, and `address` a function
+    that returns the host, the port and the database. Round trips without a current span, such as those of periodic work, are
+    not traced, because each would be a trace of its own.
     """
     return _redis_span(operation, script, size, address()) if get_current_span().is_recording() else _NO_SPAN
 
@@ -217,14 +232,14 @@ def _redis_span(operation: str, script: str, size: int, address: Address) -> Ite
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
-    """Record the duration of a round trip to Redis."""
+    """Record the duration of a round trip to Redis, and the `error` with which it failed, if any."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 
 
 @contextmanager
 def measured_embedding(model: str) -> Iterator[None]:
-    """Measure the duration of an embedding by the configured `model`."""
+    """Record the duration of the `with` block as that of an embedding by `model`, and the class of its error, if any."""
     attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
     try:
         yield
@@ -244,10 +259,10 @@ def count_state_error(error: Exception) -> None:
 def tool_call_span(
     name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str
 ) -> Iterator[Callable[[Any, bool], None]]:
-    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children.
+    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of its span.
 
-    `label` is the MCP server's. `kind` and `server` are labels of the metric, so clients must not choose them. Yield a function
-    that records what the call returned and whether the tool failed.
+    `label` is the label of the MCP server. `kind` and `server` are label values of a metric, so they must not be chosen by
+    clients. Yield a function `record(content, failed)` that records the call's result and whether the tool failed.
     """
     request = current_request()
     described = {

@@ -1,6 +1,6 @@
-"""The span and the metrics of a turn of the model, following OpenTelemetry's conventions for generative AI.
+"""The span and the metrics of a model turn, following OpenTelemetry's conventions for generative AI.
 
-Messages are recorded only by opt-in, in the format of `gen_ai.input.messages`.
+Messages are recorded only if `captures_content` allows it, in the format of `gen_ai.input.messages`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_tra
 
 
 class TurnSpan:
-    """A turn, from sending its request to the end of the answer. The clock is read three times, never per token.
+    """The span of one turn, from sending the request to the end of the answer. Nothing is measured per token.
 
-    Call `answer_started`, then `finish` or `fail`. `close` may be called at any time and more than once.
+    Call `answer_started` when the answer starts, and `finish` or `fail` when it ends. Always call `close` at the end. It has no
+    effect after `finish` or `fail`.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class TurnSpan:
         address: str | None = None,
         port: int | None = None,
     ) -> None:
-        """`document` is the response in progress, including the items and the usage of earlier turns.
+        """Start the span of the turn that sends the request `chat` to the upstream.
 
-        `provider` is one of a few kinds of servers. `address` is None for an application in this process.
+        `document` is the response in progress, including the items and the usage of earlier turns. `provider` is the type of
+        the upstream. `address` and `port` are None if the upstream is an application in this process.
         """
         self._chat = chat
         self._document = document
@@ -55,11 +57,11 @@ class TurnSpan:
         self._started = time.perf_counter()
 
     def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return `headers` with the trace context of this turn, so that the upstream's spans become its children."""
+        """Return a copy of `headers` with this turn's trace context, so that the upstream's spans become its children."""
         return with_trace_context(headers, self._span)
 
     def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
-        """Record the first read of the answer. `first_chunk` contains the completion's id and model."""
+        """Record that the answer has started. `first_chunk` contains the id and the model of the completion."""
         self._first_read = time.perf_counter()
         names = {GenAI.RESPONSE_ID: first_chunk.get("id"), GenAI.RESPONSE_MODEL: first_chunk.get("model")}
         self._result = {name: value for name, value in names.items() if isinstance(value, str)}
@@ -70,12 +72,15 @@ class TurnSpan:
             request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
-        """End the span of a complete answer, and record its duration and usage. Call this after updating the document."""
+        """End the span of a turn with a complete answer, and record the duration and the usage.
+
+        Call this after adding the turn's items and usage to the document.
+        """
         if self._is_ended:
             return
         duration = time.perf_counter() - self._started
         metrics.MODELS.admit(self._model)
-        # Once a turn's usage is unknown, the document's usage is null: count 0, not a negative number.
+        # If the usage of a turn is unknown, the document's usage becomes null. Count 0 tokens, not a negative number.
         used = tuple(max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True))
         self._measure(duration, used)
         if self._span.is_recording():
@@ -86,7 +91,7 @@ class TurnSpan:
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """Record that the turn failed with `error`."""
+        """Record that the turn failed with `error`, and end the span."""
         if self._is_ended:
             return
         kind = kind_of_error(error)
@@ -97,7 +102,7 @@ class TurnSpan:
         self._break_off()
 
     def close(self) -> None:
-        """End a turn that neither finished nor failed. It was cancelled by its client, which is not a failure."""
+        """End the span as cancelled by the client, which is not a failure. Do nothing if the turn has finished or failed."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
             self._break_off()
@@ -128,7 +133,7 @@ class TurnSpan:
             metrics.TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
 
     def _count_tokens(self, attributes: Mapping[str, str | int], used: Sequence[int]) -> None:
-        """Count tokens. The upstream does not report the modality of input tokens."""
+        """Add the tokens of a turn to the counters. The upstream does not report the modality of input tokens."""
         for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
             counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
 
@@ -153,7 +158,7 @@ _ALWAYS = frozenset(_COUNTS[:2])
 
 
 def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the counts in the order of `_COUNTS`."""
+    """Return the token counts of `document` in the order of `_COUNTS`."""
     usage = document.get("usage") or {}
     details_in, details_out = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
     counts = (usage.get("input_tokens"), usage.get("output_tokens"))
@@ -186,7 +191,7 @@ _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "reasoning_t
 
 
 def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Convert the messages of a chat request."""
+    """Convert the messages of a chat request to the format of `gen_ai.input.messages`."""
     for message in messages:
         parts = _parts(message.get("content"))
         for call in message.get("tool_calls") or ():
@@ -198,7 +203,7 @@ def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def _output_message(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
-    """Convert the items that a turn produced."""
+    """Convert the items produced by a turn to the format of `gen_ai.output.messages`."""
     parts: list[dict[str, Any]] = []
     for item in items:
         if item["type"] == "message":
