@@ -1,4 +1,4 @@
-"""`python -m responses_mw`: the command line."""
+"""Run the command line for `python -m responses_mw`."""
 
 from .cli import main
 

@@ -1,4 +1,7 @@
-"""Build the application from settings. Only this module chooses the concrete classes, and opens and closes their objects."""
+"""Assembly of the application from the settings.
+
+Only this module chooses concrete classes, creates their objects, and closes them.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +45,26 @@ from .upstream.transports.asgi import ASGITransport
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 10_000
-"""Maximum connections to the upstream, which limits its own concurrency. Proxied requests have a separate pool of this size."""
+"""Maximum number of connections to the upstream. Proxied requests use a separate pool of the same size.
+
+The value is high, because the upstream limits its own concurrency.
+"""
 
 COMMIT_TIMEOUTS = 5
-"""Maximum time that storing a finished response is retried, as a multiple of `redis.timeout`."""
+"""Maximum time for which storing a finished response is retried, as a multiple of `redis.timeout`."""
 
 IN_PROCESS = "http://localhost"
-"""The URL of calls to the application in this process that are not part of a request."""
+"""Base URL for calls to the wrapped application in this process."""
 
 _DETECTION_TIMEOUT = 2.0
-"""Maximum seconds that startup waits to detect the dialect."""
+"""Maximum number of seconds for detecting the upstream's dialect at startup."""
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return our transport to the upstream, or httpx's if httptools is not installed. Ours uses a third of the CPU time."""
+    """Return a `NetworkTransport` for the upstream, or httpx's transport if httptools is not installed.
+
+    `NetworkTransport` uses a third of the CPU time of httpx's transport.
+    """
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -69,7 +78,11 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open the upstream at its URL, or `app` itself if no URL is set. If `transport` is given, it is closed on exit."""
+    """Open a client of the upstream: the server at `upstream.url`, or `app` if no URL is set.
+
+    If the upstream has a URL, detect its dialect. The default for `transport` depends on the upstream. The transport is closed
+    on exit.
+    """
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
     else:
@@ -82,7 +95,10 @@ async def open_upstream(
 
 
 async def _detect(upstream: Upstream, url: str) -> None:
-    """Detect the dialect at startup. If the upstream does not answer yet, the first request detects it."""
+    """Try to detect the upstream's dialect. If the upstream does not answer in time, log a warning.
+
+    The dialect is then detected by the first request.
+    """
     try:
         async with asyncio.timeout(_DETECTION_TIMEOUT):
             await upstream.dialect(Caller())
@@ -92,10 +108,10 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in the configured Redis or an embedded Valkey, or yield None if there is neither.
+    """Open the state in the configured Redis or in an embedded Valkey. Yield None if neither is available.
 
-    Raises `StartupError` if `redis.url` is invalid or Redis may lose data. A Redis that is unavailable is used as soon as it is
-    available.
+    If the configured Redis is unavailable, log a warning; it is used as soon as it is available. Raises `StartupError` if
+    `redis.url` is invalid, or if Redis is unsuitable or might evict data.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -160,7 +176,10 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner."""
+    """Open the upstream, the state, the cache and the runner. Close them on exit.
+
+    `app` is the upstream if no URL is set. `transport` is passed to `open_upstream`.
+    """
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
@@ -186,7 +205,7 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
 
 @asynccontextmanager
 async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
-    """Open the tools for `serve --check`."""
+    """Open the tools for `serve --check`, without an upstream or state."""
     async with httpx.AsyncClient(trust_env=False, verify=system_tls()) as http:
         yield Tools(settings.tools, settings.search, http, Sealer([]))
 
@@ -194,7 +213,10 @@ async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
 def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:
-    """Create the backend for the upstream's API. An upstream with a Responses API runs the tools itself."""
+    """Create the backend for the upstream's API, and the tools.
+
+    If the upstream has a Responses API, tools are forwarded to it instead of being run by this server.
+    """
     is_open = settings.server.reasoning_events == "open_responses"
     kind = ForwardedTools if settings.upstream.api == "responses" else Tools
     tools = kind(settings.tools, settings.search, http, sealer)
@@ -204,9 +226,11 @@ def _backend_and_tools(
 
 
 async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, sealer: Sealer, settings: Settings) -> Cache:
-    """Open the cache in the state's Redis. Raises `StartupError` if numpy is needed but missing.
+    """Open the cache in the state's Redis.
 
-    Embeddings use the upstream's transport, unless it calls the wrapped application and `cache.embedding_url` names a server.
+    The embeddings client uses the upstream's transport. If that transport calls the wrapped application and
+    `cache.embedding_url` is set, the client gets a network transport of its own. Raises `StartupError` if semantic caching is
+    configured but numpy is not installed.
     """
     transport = upstream.transport
     if settings.upstream.url is None and settings.cache.embedding_url is not None:
@@ -224,7 +248,10 @@ async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, s
 
 @asynccontextmanager
 async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
-    """Open the client of the embeddings server for a command, or yield None if its model or its URL is not set."""
+    """Open the client of the embeddings server for a command. Yield None if no model or no URL is set.
+
+    Raises `StartupError` if numpy is not installed.
+    """
     async with network_transport() as transport:
         base = settings.cache.embedding_url or settings.upstream.url
         yield _embeddings(transport, base, settings) if base is not None else None
@@ -247,11 +274,10 @@ async def open_application(
     scope: MutableMapping[str, Any] | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Application]:
-    """Open the application in front of `app`. Background responses call `app` with the members of `scope`.
+    """Open the application that handles the Responses API in front of `app`. Close it on exit.
 
-    `is_listening` returns whether the server accepts connections. Until then, the replica is not ready.
-
-    This does not start the worker: the upstream may be `app` itself, which must start first.
+    If `app` is the upstream, background responses call it with the members of `scope`. The replica is not ready until
+    `is_listening` returns true. The worker is not started, because `app`, which may be the upstream, must start first.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
@@ -272,14 +298,14 @@ async def open_application(
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
-    """Create a worker, which needs the state."""
+    """Create a worker for background responses. `core.state` must not be None."""
     assert core.state is not None
     drain_timeout = settings.server.drain_timeout
     return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
-    """Wrap the routes in the configured middlewares."""
+    """Wrap the routes in the configured middleware: rate limits, API keys, CORS and telemetry, from the inside out."""
     if limits.are_set:
         routes = RateLimitMiddleware(routes, limits)
     keys = APIKeys.of(settings.auth)
@@ -292,11 +318,11 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
 
 
 class ResponsesMiddleware(Dispatcher):
-    """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes all other paths to `app`.
+    """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes requests for all other paths to `app`.
 
-    Chat Completions go to `settings.upstream.url`, or to `app` itself if that is not set. The default `settings` are read from
-    the environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` requires. If a `transport` to the upstream is
-    given, it is closed at shutdown.
+    The model is called at `settings.upstream.url`. If no URL is set, the Chat Completions API of `app` is called. By default,
+    `settings` are read from the environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` requires. If
+    `transport` is given, it is used for the calls to the upstream and closed at shutdown.
     """
 
     def __init__(
@@ -310,14 +336,14 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    The default `settings` are read from the environment. Raises `ValueError` if no upstream is set, and `InvalidKeys` if the
-    API keys cannot be read.
+    By default, `settings` are read from the environment. Raises `ValueError` if `upstream.url` is not set, and `InvalidKeys` if
+    the API keys cannot be read.
     """
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(
-        transport=network_transport(),  # our own calls and proxied requests must not share connections
+        transport=network_transport(),  # a separate pool: proxied requests must not share connections with our own calls
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stored cookies would be shared by all callers
         trust_env=False,

@@ -1,13 +1,13 @@
-"""Who makes a request: API keys, owners, and the gate before side effects.
+"""Authentication: API keys, owners, and the gate before side effects.
 
-- An *API key* is issued by the operator of this server. It admits its bearer.
-- Every stored object has an *owner*, and is invisible to all others. The owner is a hash of the tenant that a trusted gateway
-  names, of the API key's name, or of the credential.
-- A *gate* is awaited before any side effect: calling a tool server, running code, embedding text, storing, queueing or
-  counting. Every function with such an effect takes the gate as a required argument, so that none can omit it. A request's
-  gate is `Upstream.verify` for its caller. It returns at once for a caller with an API key, and after the upstream has
-  accepted this request. Otherwise it asks the upstream and caches the result. It raises `Unauthorized` if the upstream refuses
-  the caller, and `UpstreamError` if the upstream does not answer.
+- An *API key* is issued by the operator of this server. Requests with a valid key are accepted.
+- Every stored object has an *owner*. Callers with a different owner cannot see the object. The owner is a hash of the tenant
+  named by a trusted gateway, of the API key's name, or of the credential.
+- A *gate* is awaited before any side effect, such as calling a tool server, running code, embedding text, or writing to Redis.
+  Every function with side effects takes the gate as a required argument, so that no function can omit the check. A request's
+  gate is `Upstream.verify` for its caller. The gate returns at once if the caller has an API key, if the upstream has already
+  accepted this request, or if it has recently accepted the same credential. Otherwise the gate asks the upstream. It raises
+  `Unauthorized` if the upstream refuses the caller, and `UpstreamError` if the upstream does not give a clear answer.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ Gate: TypeAlias = Callable[[], Awaitable[None]]
 
 ANONYMOUS = "anonymous"
 CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
-"""The header that tells the sandbox who owns a container. Requests cannot set it."""
+"""The header that tells the sandbox who owns a container. Clients cannot set this header."""
 
 API_KEY = "responses_mw.api_key"
-"""The member of an ASGI scope that holds the name of the caller's API key."""
+"""The key in an ASGI scope under which the name of the caller's API key is stored."""
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 
 
 class InvalidKeys(StartupError, ValueError):
-    """The API keys cannot be read. The message says why. It quotes no line, because a line may be a key by mistake."""
+    """The API keys cannot be read. The message gives the reason but quotes no line, because a line may contain a plain key."""
 
 
 class APIKeys:
-    """The names of the API keys and their hashes.
+    """The names and hashes of the API keys.
 
     A line is `name:sha256:<SHA-256 of the key in hexadecimal>`. Empty lines and lines that start with `#` are skipped. Lines
-    with the same name belong to one owner, so that a key can be replaced. Keys must be random (32 characters or more), because
-    testing a guess against a hash is cheap.
+    with the same name belong to one owner, so that a key can be replaced. Keys must be random and at least 32 characters long,
+    because anyone who obtains the hashes can test guesses cheaply.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Parse `lines`. Raises `InvalidKeys`."""
+        """Parse `lines`. Raises `InvalidKeys` if a line is malformed."""
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
             text = line.strip()
@@ -64,7 +64,11 @@ class APIKeys:
 
     @classmethod
     def of(cls, settings: AuthSettings) -> APIKeys | None:
-        """Return the configured keys, or None if there are none. Raises `InvalidKeys`."""
+        """Return the configured keys, or None if `auth.api_keys` is empty.
+
+        Raises `InvalidKeys` if a file cannot be read, a line is malformed, all lines are empty or comments, or
+        `auth.tenant_keys` contains an unknown name.
+        """
         given = settings.api_keys
         keys = cls(line for entry in given for line in _read_lines(entry)) if given else None
         if keys is not None and not keys.names:
@@ -79,7 +83,10 @@ class APIKeys:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """Return the name of the key in an `Authorization` header, or None if it is unknown. Compares keys in constant time."""
+        """Return the name of the key in an `Authorization` header, or None if the key is unknown.
+
+        Hashes are compared in constant time.
+        """
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
@@ -90,7 +97,10 @@ class APIKeys:
 
 
 def _read_lines(entry: str) -> list[str]:
-    """Return the lines of the file that `@path` names, or `entry` itself."""
+    """Return the lines of the file if `entry` is `@path`, or else `entry` as the only line.
+
+    Raises `InvalidKeys` if the file cannot be read.
+    """
     if not entry.startswith("@"):
         return [entry]
     try:
@@ -100,23 +110,24 @@ def _read_lines(entry: str) -> list[str]:
 
 
 def has_key(scope: Any) -> bool:
-    """Return whether the request with this ASGI `scope` carries a valid API key."""
+    """Return whether `APIKeyMiddleware` has accepted an API key for the request with this ASGI `scope`."""
     return API_KEY in scope
 
 
 def key_in(scope: Any) -> str:
-    """Return the name of the API key of the request with this ASGI `scope`, or "" if it has none."""
+    """Return the name of the API key of the request with this ASGI `scope`, or "" if the request has no API key."""
     return str(scope.get(API_KEY, ""))
 
 
 def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 
-    It is the tenant that a trusted gateway names in `auth.tenant_header`, else the API key, else the credential. A changed
-    credential is another owner.
+    The owner is a hash of the first of these that applies: the tenant in the header `auth.tenant_header`, which is set by a
+    trusted gateway; the API key's name; the credential. A caller who changes the credential becomes a different owner. Without
+    any of these, the owner is `ANONYMOUS`.
 
-    Raises `BadRequest` if the tenant is missing or ambiguous: without it, all users of the gateway would share one owner.
-    Raises `Forbidden` if the API key may not name a tenant.
+    Raises `BadRequest` if the tenant is missing, empty or sent more than once. Without a tenant, all users of the gateway would
+    share one owner. Raises `Forbidden` if the request names a tenant but its API key is not in `auth.tenant_keys`.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
@@ -127,12 +138,16 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
         return _hash("tenant", _tenant(headers, header))
     if name is not None:
         return _hash("key", name)
-    authorization = ", ".join(headers.getlist("authorization"))  # if there are several, none of them is the owner
+    authorization = ", ".join(headers.getlist("authorization"))  # several headers are hashed as one credential
     return _hash("credential", _canonical(authorization)) if authorization else ANONYMOUS
 
 
 def _tenant(headers: Headers, name: str) -> str:
-    """Return the header's only value. Raises `BadRequest` if there are several: the gateway's client may have forged one."""
+    """Return the tenant in the header `name`.
+
+    Raises `BadRequest` if the header is missing, empty or sent more than once. A second value may be forged by the gateway's
+    client.
+    """
     values = headers.getlist(name)
     if len(values) == 1 and values[0].strip():
         return values[0]
@@ -151,5 +166,5 @@ def _canonical(authorization: str) -> str:
 
 
 def container_owner(owner: str) -> str:
-    """Return the owner's name for the sandbox: a hash, because an owner may contain characters that a header cannot."""
+    """Return a hash of `owner` for the sandbox, because an owner may contain characters that a header must not contain."""
     return sha256(f"container\0{owner}".encode(errors="surrogatepass")).hexdigest()[:32]

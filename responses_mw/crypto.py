@@ -1,11 +1,11 @@
 """Encryption and signatures for data that leaves this process, for a client or for Redis.
 
-- `seal` encrypts with AES-256-GCM. An envelope is `rmw1.<key id>.<base64url of nonce and ciphertext>`.
-- `sign` proves that readable data is ours, with HMAC-SHA256: `rmw1.<key id>.<base64url of the signature>`.
+- `seal` encrypts data with AES-256-GCM. The result, an envelope, is `rmw1.<key id>.<base64url of nonce and ciphertext>`.
+- `sign` authenticates readable data with HMAC-SHA256. A signature is `rmw1.<key id>.<base64url of the HMAC>`.
 
-The keys are derived from `auth.secret_keys`. The first key seals and signs; all keys open and verify. To rotate a key, deploy
-`old,new` to every replica, then `new,old`. Purpose and owner are associated data, so an envelope cannot be opened for another
-owner or purpose.
+The keys are derived from `auth.secret_keys`. Data is sealed and signed with the first key, and can be opened and verified with
+any key. To rotate a key, deploy `old,new` to every replica, then `new,old`. The purpose and the owner are associated data, so
+an envelope cannot be opened for another owner or purpose.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ class _Key(NamedTuple):
 
 
 class InvalidEnvelope(ValueError):
-    """An envelope cannot be opened: it is malformed, damaged, for another owner or purpose, or sealed with an unknown key."""
+    """The envelope is malformed or damaged, belongs to another owner or purpose, or was sealed with an unknown key."""
 
 
 class Sealer:
-    """Seal and sign data, with keys derived from secrets of at least 32 characters or with a random key."""
+    """Encrypts and signs data with keys that are derived from secrets."""
 
     def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
-        """`default` replaces the random key, so that the processes of one server can share it."""
+        """`secret_keys` are secrets of at least 32 characters; the first one is used to seal and sign.
+
+        If `secret_keys` is empty, `default` is used as the only secret, so that the processes of one server can share it. If
+        `default` is also None, the secret is random.
+        """
         self.is_shared = bool(secret_keys)
         if not secret_keys:
             logger.warning("auth.secret_keys is not set: sealed data cannot be opened by other servers or after a restart")
@@ -54,16 +58,20 @@ class Sealer:
 
     @property
     def key_ids(self) -> list[str]:
-        """The ids of the keys, which reveal nothing about the keys. The key that seals comes first."""
+        """The ids of the keys. The id of the key that seals and signs comes first. The ids reveal nothing about the keys."""
         return list(self._keys)
 
     def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
+        """Encrypt `data` for `purpose` and `owner`, and return the envelope."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         sealed = nonce + self._keys[self._first].cipher.encrypt(nonce, data, _associated(purpose, owner))
         return f"{_SCHEME}.{self._first}.{base64.urlsafe_b64encode(sealed).decode()}"
 
     def open(self, envelope: str, *, purpose: str, owner: str) -> bytes:
-        """Return the sealed data. Raises `InvalidEnvelope`."""
+        """Return the data in `envelope`.
+
+        Raises `InvalidEnvelope` unless the data was sealed for the same `purpose` and `owner` with a known key.
+        """
         scheme, _, rest = envelope.partition(".")
         key_id, _, encoded = rest.partition(".")
         key = self._keys.get(key_id)
@@ -76,11 +84,11 @@ class Sealer:
             raise InvalidEnvelope("the envelope is damaged, or for another owner or purpose") from None
 
     def sign(self, data: bytes, *, purpose: str, owner: str) -> str:
-        """Return a signature of `data`. Equal arguments give equal signatures."""
+        """Return a signature of `data` for `purpose` and `owner`. The signature is deterministic."""
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Return whether `sign` made `signature` from the same arguments, with any of the keys."""
+        """Return whether `signature` is valid for `data`, `purpose` and `owner` under any of the keys."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False
@@ -92,7 +100,7 @@ class Sealer:
 
 
 def _derive(secret: str) -> tuple[str, _Key]:
-    """Derive the id and the keys from a secret."""
+    """Derive the encryption and signing keys from `secret`. Return their id and the keys."""
     material = _expand(secret, 36, b"responses_mw sealing")
     return material[32:].hex(), _Key(AESGCM(material[:32]), _expand(secret, 32, b"responses_mw signing"))
 

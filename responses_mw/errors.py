@@ -1,23 +1,23 @@
-"""Every error that a caller can see, as one tree.
+"""The errors that a caller can receive.
 
-APIError                        an HTTP status, and the error body that OpenAI documents
+APIError                        an HTTP status and the error body that OpenAI documents
 ├── BadRequest                  400  the request is invalid
 │   ├── NotSupported            400  the request is valid, but this server or its upstream does not support it
 │   └── TooLarge                413  a body, list or nesting beyond its limit
 ├── Unauthorized                401  the credential is missing or refused
-├── Forbidden                   403  a page of another origin, or an API key that may not name a tenant
-├── NotFound                    404  this owner has no such object, or the path is unknown
-├── MethodNotAllowed            405
+├── Forbidden                   403  the request is from a page of another origin, or its API key may not name a tenant
+├── NotFound                    404  the owner has no such object, or the path is unknown
+├── MethodNotAllowed            405  the path does not support the method
 ├── RequestTimeout              408  the client stopped sending its request
 ├── Conflict                    409  another request with the same idempotency key is in progress
-├── UpgradeRequired             426  a WebSocket is expected, or not supported
+├── UpgradeRequired             426  the server does not accept WebSockets
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
-├── WorkerLost                  500  the worker of a background response was lost, and no other can continue it
+├── WorkerLost                  500  the worker of a background response was lost, and no other can continue the response
 ├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
-└── UpstreamError               any  the upstream answered with an error, or not at all
-    ├── UpstreamUnreachable     502  no connection, or it was lost before the answer
-    ├── UpstreamBrokeOff        502  the answer ended before it was complete
-    └── UpstreamTimeout         504  connected, but no answer in time
+└── UpstreamError               any  the upstream answered with an error, or did not answer
+    ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection before it answered
+    ├── UpstreamBrokeOff        502  the upstream's answer ended before it was complete
+    └── UpstreamTimeout         504  the upstream accepted the connection but did not answer in time
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class APIError(Exception):
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
     upstream_status: int | None = None
-    """The HTTP status with which the upstream answered, or which its stream reported, if that caused the error."""
+    """The upstream's HTTP status, or the status in its stream, if the upstream caused the error."""
 
     def __init__(
         self,
@@ -98,7 +98,10 @@ class MethodNotAllowed(APIError):
 
 
 class RequestTimeout(APIError):
-    """The client stopped sending its request. The connection is closed, because the start of the next request is unknown."""
+    """The client stopped sending its request.
+
+    The connection is closed, because the server cannot tell where the next request would start.
+    """
 
     status = 408
     type = "invalid_request_error"
@@ -109,7 +112,7 @@ class RequestTimeout(APIError):
 
 
 class Conflict(APIError):
-    """Another request with the same idempotency key is still making the response. The client may retry."""
+    """Another request with the same idempotency key is in progress. The client may retry."""
 
     status = 409
     type = "invalid_request_error"
@@ -146,7 +149,7 @@ class Unavailable(APIError):
 
 
 class WorkerLost(APIError):
-    """The worker of a background response was lost, and no other can continue it."""
+    """The worker of a background response was lost, and no other worker can continue the response."""
 
     def __init__(self) -> None:
         super().__init__("The server that was making this response was lost before the response was complete.")
@@ -155,8 +158,8 @@ class WorkerLost(APIError):
 class UpstreamError(APIError):
     """An error of the upstream, in OpenAI's format. `status` is the HTTP status that the caller receives.
 
-    `is_overload` means that the upstream processed nothing and may accept the same request later: it answered with 429, 502 or
-    503, or could not be reached. `retry_after` is the number of seconds that the upstream asked to wait, if any.
+    `is_overload` means that the upstream did not process the request and may accept it later, because it answered with 429, 502
+    or 503, or could not be reached. `retry_after` is the number of seconds after which the upstream asked to retry, or None.
     """
 
     def __init__(

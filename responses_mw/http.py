@@ -1,6 +1,7 @@
-"""Rules for HTTP messages that the server and the clients share: where a body ends, and how much of it is read.
+"""Checks of the framing and the size of HTTP messages, for the server and the HTTP clients.
 
-Anything ambiguous is refused: if two servers disagree where a request ends, it can hide another one (RFC 9112, section 6).
+Ambiguous framing is refused. If two servers disagree about where a request ends, an attacker can hide a second request in its
+body (request smuggling; RFC 9112, section 11.2).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 
 MAX_ERROR_BODY = 1024 * 1024
 MAX_BODY = 64 * MAX_ERROR_BODY
-"""Maximum size in bytes of a response body that is read as a whole. Legitimate bodies are far smaller."""
+"""Maximum size in bytes of a response body that is read completely into memory. Legitimate bodies are far smaller."""
 
 _CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
 _CLOSE = {"connection": "close"}
@@ -36,11 +37,14 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not clearly say where the body ends. The message is a clause without a final full stop."""
+    """The headers do not define unambiguously where the body ends.
+
+    The error's message is a clause without a full stop, for use inside a sentence.
+    """
 
 
 class BodyFraming(NamedTuple):
-    """How the headers of a message announce its body: with a length in bytes, in chunks, or not at all."""
+    """The framing that the headers of a message announce: a `length` in bytes, or chunks, or no body."""
 
     length: int | None
     chunked: bool
@@ -51,7 +55,11 @@ class BodyFraming(NamedTuple):
 
 
 def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
-    """Return the framing that the headers announce. Raises `InvalidFraming`."""
+    """Return the framing that `headers` announce.
+
+    Raises `InvalidFraming` if there is more than one Content-Length or Transfer-Encoding, or if one of them is malformed or
+    unsupported.
+    """
     lengths, codings = [], []
     for name, value in headers:
         lowered = name.lower()
@@ -69,10 +77,13 @@ def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
 
 
 def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse CONNECT, and any upgrade request except a GET without a body. Header names must be in lower case.
+    """Check that the request is not a CONNECT, and that a request for an upgrade is a GET without a body.
 
-    Servers based on httptools skip the body of an upgrade request. If the body arrives in a later segment, they parse it as
-    another request. A refused request's connection must therefore be closed. Raises `BadRequest` or `MethodNotAllowed`.
+    The names in `headers` must be in lower case. Raises `MethodNotAllowed` for a CONNECT, and `BadRequest` for an invalid
+    request for an upgrade.
+
+    Servers based on httptools skip the body of an upgrade request. If the body arrives in a later segment, they parse the body
+    as another request. The responses to refused requests therefore close the connection.
     """
     fields = list(headers)
     if method == "CONNECT":
@@ -84,7 +95,7 @@ def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Require an upgrade request to be a GET without a body. Raises `BadRequest`."""
+    """Check that an upgrade request is a GET without a body. Raises `BadRequest` if not."""
     try:
         is_valid = method == "GET" and not body_framing(headers).has_body
     except InvalidFraming:
@@ -98,7 +109,7 @@ def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) ->
 
 
 def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a server may switch protocols. llhttp accepts Proxy-Connection in place of Connection."""
+    """Return whether the headers request an upgrade. Like llhttp, accept Proxy-Connection in place of Connection."""
     has_upgrade, options = False, b""
     for name, value in headers:
         if name == b"upgrade":
@@ -113,16 +124,19 @@ class BodyRefused(Exception):
 
 
 def check_uncompressed(response: httpx.Response) -> None:
-    """Raise `BodyRefused` for a compressed body. We never request one, and a few bytes could expand without bound."""
+    """Raise `BodyRefused` if the body is compressed.
+
+    Our requests never accept compression, and a small compressed body could expand without limit.
+    """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise BodyRefused(f"a body with the content-encoding '{encoding[:32]}', which was not requested")
 
 
 async def read_body(response: httpx.Response, maximum: int = MAX_BODY) -> bytes:
-    """Read the body of a streamed response, of up to `maximum` bytes. The caller closes the response.
+    """Read and return the body of a streamed response. The caller must close the response.
 
-    Raises `BodyRefused`, and the transport's errors.
+    Raises `BodyRefused` if the body is compressed or longer than `maximum` bytes, and `httpx.HTTPError` if reading fails.
     """
     check_uncompressed(response)
     parts: list[bytes] = []

@@ -1,8 +1,8 @@
-"""Identifiers: a prefix for the kind, a tag for the conversation, and a random part. An id determines its Redis keys.
+"""Ids of responses, conversations and items. An id determines the object's Redis keys.
 
-    resp_<tag><random>          a response; all responses of its history have the same tag, hence the same Redis Cluster slot
+    resp_<tag><random>          a response; all responses of a history have the same tag, hence the same Redis Cluster slot
     conv_<tag>                  a conversation
-    msg_<tag><random><n>        the n-th item of response resp_<tag><random>, counting its input items first
+    msg_<tag><random><n>        the n-th item of the response resp_<tag><random>; its input items come first
 
 The tag and the random part have at least 128 bits of entropy each, so that ids cannot be guessed. They consist of lower-case
 letters and digits, because the tag is part of key names.
@@ -40,20 +40,22 @@ def mint(prefix: str) -> str:
 
 
 class RunIds:
-    """The ids of one run: its response's id, and one for each item."""
+    """Generator of the ids of one run: the id of its response, and an id for each item."""
 
     __slots__ = ("_count", "_stem", "response")
 
     def __init__(self, tag: str | None = None, *, response: str | None = None, used: int = 0) -> None:
-        """`tag` is the parent's or conversation's tag (default: a new one). To resume a run, pass the id of its `response` and
-        the number of item ids already `used`."""
+        """`tag` is the tag of the parent response or of the conversation. If `tag` is None, a new tag is generated.
+
+        To resume a run, pass the id of its `response` and the number of item ids that have been `used`.
+        """
         self.response = response or f"resp_{tag or new_tag()}{random_part()}"
         self._stem = self.response.removeprefix("resp_")
         self._count = count(used)
 
     @property
     def random(self) -> str:
-        """The random part, which all of these ids share."""
+        """The random part that all ids of the run share."""
         return self._stem[-RANDOM_LENGTH:]
 
     def item(self, prefix: str) -> str:

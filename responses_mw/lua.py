@@ -1,4 +1,7 @@
-"""Lua scripts for Redis: one per file, in the folder `lua` of a package, preceded by the folder's `lib.lua`."""
+"""Loading of Lua scripts for Redis.
+
+Each script is a file in the `lua` folder of a package. The folder's `lib.lua` is prepended to every script.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """A script: its `name` in spans, its `text`, and its `sha`, by which EVALSHA runs it once a server has cached it."""
+    """A Lua script. `name` is used in spans; `sha` is the SHA-1 hash of `text`, which EVALSHA takes."""
 
     name: str
     text: str
@@ -16,7 +19,7 @@ class Script(NamedTuple):
 
 
 def load(package: str, *names: str, prefix: str = "") -> list[Script]:
-    """Load `<package>/lua/<name>.lua` for each name. `prefix` precedes the names in spans."""
+    """Load `<package>/lua/<name>.lua` for each name. `prefix` is prepended to each script's name in spans."""
     folder = files("responses_mw") / package / "lua"
     texts = ["\n".join((folder / f"{part}.lua").read_text() for part in ("lib", name)) for name in names]
     return [

@@ -1,4 +1,4 @@
-"""Address families, TLS, and the reasons of failed connections in words for logs and errors."""
+"""Address families, the TLS context, and descriptions of failed connections for logs and error messages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return the address family for a socket that listens on `host`, an address or a name."""
+    """Return the address family of a socket that listens on `host`, which is an IP address or a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @cache
 def system_tls() -> ssl.SSLContext:
-    """Return the system's TLS context. It is loaded once, because reading all authorities takes milliseconds."""
+    """Return a TLS context with the system's CA certificates. It is cached, because loading them takes several milliseconds."""
     return ssl.create_default_context()
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return why a connection failed, as the end of a sentence, or "" if neither the error nor its causes show it.
+    """Return a clause that says why a connection failed, or "" if the reason is unknown.
 
-    The reason never contains the server's name, because callers of the API may read it.
+    The reason is derived from `error`, its causes and its context. It never contains the server's name, because callers of the
+    API may see it.
     """
     return next(filter(None, map(_reason, _causes(error))), "")
 

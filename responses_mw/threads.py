@@ -1,7 +1,7 @@
-"""Process large messages in a thread, so that one request does not block the event loop for all others.
+"""A thread pool for large messages, so that one request does not block the event loop for all other requests.
 
 While a thread runs Python code, compression or hashing, the event loop gets the GIL every few milliseconds. A single call into
-C that holds the GIL still blocks the loop: decoding or encoding 32 MiB of JSON takes about 100 ms.
+C that holds the GIL still blocks the event loop. For example, decoding or encoding 32 MiB of JSON takes about 100 ms.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_INLINE_BYTES = 256 * 1024
-"""Maximum size in bytes of JSON that is processed on the event loop, which takes a few milliseconds."""
+"""Maximum size in bytes of data that is processed on the event loop. Processing this much JSON takes a few milliseconds."""
 _THREADS = 2
 
 
 async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`, which processes `size` bytes; in a thread if `size` is over `MAX_INLINE_BYTES`.
+    """Call `work`, which processes `size` bytes, and return its result.
 
-    Cancellation does not stop the thread.
+    If `size` is greater than `MAX_INLINE_BYTES`, the call runs in a thread. Cancellation does not stop the thread.
     """
     if size <= MAX_INLINE_BYTES:
         return work(*args, **kwargs)
@@ -34,5 +34,8 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Return our own small pool. More threads would only contend for the GIL, and asyncio's pool is needed for DNS lookups."""
+    """Return the thread pool, which is created on the first call.
+
+    The pool is small, because more threads would only contend for the GIL. asyncio's default pool is left to DNS lookups.
+    """
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="responses-mw")
