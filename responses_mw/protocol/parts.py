@@ -1,4 +1,7 @@
-"""Content parts: how each type is checked in a request and converted for a chat message, a row of `PART_KINDS` each."""
+"""Check the content parts of a request and convert them for chat messages.
+
+`PART_KINDS` has one row for each type of part that the chat model can receive.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,21 @@ class PartKind(NamedTuple):
 
 
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
-    """The content of a chat message: a string for one text (with `flat`, for several), otherwise a list of parts."""
+    """Convert content parts to the content of a chat message.
+
+    A single text becomes a string. With `flat`, several texts are joined into a string as well. Otherwise, the content is
+    a list of parts. Errors name the parts by `path`. Raises `BadRequest` for a part that the dialect does not support.
+    """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
     return _text(content) if is_text else content
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
-    """Return the tool message for the output of a call, and the parts for a user message that follows it.
+    """Convert the output of a call to a tool message, and to parts for a user message that follows it.
 
-    Tool messages hold only text, so images and files go to the user message.
+    Tool messages hold only text, so parts of other types, such as images, go to the user message. Raises `BadRequest` for
+    a part that the dialect does not support.
     """
     content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]
@@ -110,7 +118,10 @@ def _check_file(part: Part, path: str) -> Part:
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
-    """Convert a text file to a text part that begins with its name, and a PDF to a file part if the dialect supports it."""
+    """Convert a text file to a text part, or a PDF to a file part if the dialect supports PDF.
+
+    The text part begins with the name of the file.
+    """
     path = f"{path}.file_data"
     data = _decode_file(part["file_data"], path)
     name = part.get("filename")
@@ -140,7 +151,7 @@ def _decode_file(data: str, path: str) -> bytes:
 # -- all parts -----------------------------------------------------------------------------------------------------------
 
 PART_KINDS: dict[str, PartKind] = {
-    **dict.fromkeys(("input_text", "text", "output_text"), PartKind(_check_text, _chat_text)),  # output may be sent as input
+    **dict.fromkeys(("input_text", "text", "output_text"), PartKind(_check_text, _chat_text)),  # clients send output back
     "input_image": PartKind(_check_image, _chat_image),
     "input_file": PartKind(_check_file, _chat_file),
     "input_audio": PartKind(_check_audio, _chat_audio),

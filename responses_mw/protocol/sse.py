@@ -1,13 +1,13 @@
-"""Read and write server-sent events.
+"""Encode and decode server-sent events.
 
-Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with additions for real
-servers:
+Decoding follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), but also accepts the
+field `error` and an unterminated last frame, because real servers send them:
 
-1. Lines end in LF, CRLF or CR. A read may end anywhere, even within CRLF or a UTF-8 character.
-2. The value follows the colon and at most one space. Several `data` lines are joined with LF; comments and other fields
+1. Lines end with LF, CRLF or CR. A network read may end anywhere, even within CRLF or a UTF-8 character.
+2. A value follows the colon and at most one space. Several `data` lines are joined with LF. Comments and unknown fields
    are ignored.
-3. Frames without data are ignored. An unterminated frame at the end of the stream counts.
-4. Old llama.cpp reports errors in a separate field, `error: {...}`. It is returned as the data `{"error": {...}}`.
+3. Frames without data are ignored. An unterminated frame at the end of the stream is decoded.
+4. Old llama.cpp reports errors in a separate field, `error: {...}`. The decoder returns the data `{"error": {...}}`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class FrameTooLong(ValueError):
 
 
 class SSEDecoder:
-    """Takes bytes from the network and returns the data of complete frames.
+    """An incremental decoder for a stream of server-sent events.
 
-    The work is linear in a frame's length, however many reads it takes.
+    The work is linear in the length of a frame, no matter how many reads the frame arrives in.
     """
 
     __slots__ = ("_after_cr", "_pending", "_size")
@@ -47,11 +47,14 @@ class SSEDecoder:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the next read begins a frame."""
+        """Whether the next read begins a new frame."""
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each frame that `data` completes, in order."""
+        """Decode one network read. Return the data of each frame that the read completes, in order.
+
+        An unfinished frame is buffered. Raises `FrameTooLong` if it has more than `MAX_FRAME` bytes.
+        """
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
@@ -80,14 +83,17 @@ class SSEDecoder:
             raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
 
     def _take_pending(self, data: bytes) -> bytes:
-        """Return the pending bytes followed by `data`. Nothing is pending afterwards."""
+        """Return the pending bytes followed by `data`, and clear the buffer."""
         whole = b"".join([*self._pending, data])
         self._pending.clear()
         self._size = 0
         return whole
 
     def _unify(self, data: bytes) -> bytes:
-        """Replace CRLF and CR by LF. A CR at the very end counts at once; an LF that follows it is dropped."""
+        """Replace CRLF and CR with LF.
+
+        A CR at the end of a read becomes LF at once. If the next read begins with LF, that LF is dropped.
+        """
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         self._after_cr = data.endswith(b"\r")
@@ -95,7 +101,7 @@ class SSEDecoder:
 
 
 def _is_one_frame(data: bytes) -> bool:
-    """Whether a read is exactly one `data: ...` line and a blank line, as it usually is while tokens stream."""
+    """Whether a read consists of one `data: ...` line and a blank line. While tokens stream, most reads do."""
     end = len(data) - 2
     return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 
@@ -127,15 +133,15 @@ def _head(event: str) -> bytes:
 
 
 def encode(events: Iterable[Event]) -> bytes:
-    """Return the frames of the events."""
+    """Encode events as consecutive frames."""
     return b"".join([_head(event.type) + orjson.dumps(event.data) + b"\n\n" for event in events])
 
 
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:
-    """Return the data of the events in `frames`, which `encode` made."""
+    """Decode frames made by `encode`. Return an iterator over the data of their events."""
     return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)
 
 
 def skip(frames: bytes, count: int) -> bytes:
-    """Return `frames`, which `encode` made, without the first `count` of them."""
+    """Return `frames` without the first `count` frames. All of them must have been made by `encode`."""
     return b"\n\n".join(frames.split(b"\n\n")[count:])

@@ -15,9 +15,9 @@ Part: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """A tool definition of a request, in the flat form of the Responses API."""
 Document: TypeAlias = dict[str, Any]
-"""A response object, as GET returns it."""
+"""A response object, as `GET /v1/responses/{id}` returns it."""
 Message: TypeAlias = dict[str, Any]
-"""A chat message, as `/v1/chat/completions` takes it."""
+"""A chat message, as `/v1/chat/completions` accepts it."""
 ChatRequest: TypeAlias = dict[str, Any]
 """The body of a Chat Completions request."""
 Chunk: TypeAlias = dict[str, Any]

@@ -1,7 +1,8 @@
-"""Decode JSON from a client within limits, and check it. A check takes a value and its path, and raises OpenAI's 400.
+"""Decode and check JSON from clients.
 
-Errors name the path in OpenAI's notation (`input[3].content[0].type`) in `param` and in the message. The codes are the
-API's (`invalid_type`, `missing_required_parameter`, `invalid_value`, `integer_below_min_value`, ...).
+A check is a function of a value and its path. It returns the checked value, or raises `BadRequest` with OpenAI's error for
+an invalid value. The error names the path in OpenAI's notation (`input[3].content[0].type`) in `param` and in the message.
+Its code is the API's (`invalid_type`, `missing_required_parameter`, `invalid_value`, `integer_below_min_value`, ...).
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _LARGE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one request.
+    """Limits for one request.
 
-    `tools` includes nested tools and the tools in input items. `values` counts all members and elements.
+    `tools` includes nested tools and the tools in input items. `depth` is the maximum nesting of the JSON, and `values` the
+    maximum number of object members and array elements.
     """
 
     items: int = 10_000
@@ -42,11 +44,14 @@ class RequestLimits:
 
 
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
-    """Decode `data`. Raise `BadRequest` if it is not JSON, `TooLarge` if it exceeds the limits.
+    """Decode JSON. `what` names the data in error messages.
 
-    Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. So the
-    values of long texts are counted first, in a hundredth of the time. Invalid JSON and Unicode (`NaN`, infinite numbers,
-    lone surrogates) are refused. Integers over 64 bits become decimals. If a member is repeated, the last one counts.
+    Raises `BadRequest` for invalid JSON, including `NaN`, infinite numbers and lone surrogates. Raises `TooLarge` if the JSON
+    has too many values or is nested too deeply. Integers of more than 64 bits become floats. If an object repeats a member,
+    the last value is used.
+
+    Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. Therefore,
+    the values of a long text are counted before decoding, which takes a hundredth of the time.
     """
     if len(data) > limits.values and has_more_values(data, limits.values):
         raise TooLarge(f"The request has more than {limits.values} values.", code="request_too_many_values")
@@ -60,9 +65,9 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON, with the garbage collector off for large documents.
+    """Decode JSON, with the garbage collector disabled if `data` is large.
 
-    While it decodes, the collector would traverse all objects several times, which takes ten times as long as decoding.
+    During decoding, the collector would traverse all objects several times, which takes ten times as long as decoding itself.
     Decoded JSON has no cycles to collect.
     """
     if len(data) <= _LARGE:
@@ -77,9 +82,9 @@ def loads(data: bytes) -> Any:
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Whether the JSON text has more than `maximum` members and elements. Empty lists and objects count as one."""
+    """Whether a JSON text has more than `maximum` object members and array elements. An empty array or object adds one."""
     if _openings(data) <= maximum:
-        return False  # even if none of these bytes is in a string
+        return False  # an upper bound, because bytes in strings are included
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, in_string = 0, 0
     for begin in range(0, len(data), _CHUNK_SIZE):
@@ -92,12 +97,15 @@ def has_more_values(data: bytes, maximum: int) -> bool:
 
 
 def _openings(data: bytes) -> int:
-    """Count the bytes that begin a value or precede one."""
+    """Return the number of commas, opening brackets and opening braces."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def depth(value: Any, limit: int) -> None:
-    """Refuse a value nested deeper than `limit`, because code here or in the upstream may recurse."""
+    """Check that `value` is nested at most `limit` levels deep, because code here or in the upstream may recurse.
+
+    Raises `TooLarge` if it is nested deeper.
+    """
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -167,7 +175,10 @@ def foreign_envelope(path: str, param: str) -> NoReturn:
 
 
 def malformed(member: str) -> NoReturn:
-    """Report that `member` of the upstream's answer has an invalid type. This is the only error that is not for requests."""
+    """Raise `UpstreamError` because `member` of the upstream's answer has an invalid type.
+
+    The other errors here are about requests.
+    """
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
@@ -233,14 +244,14 @@ def _within(value: float, path: str, kind: str, minimum: float | None, maximum: 
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """Check an object whose nulls have a meaning, such as a JSON Schema or the arguments of a call. Return it unchanged."""
+    """Check an object in which null has a meaning, such as a JSON Schema or the arguments of a call. Return it unchanged."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value
 
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
-    """Copy an object without its nulls: null means absent everywhere."""
+    """Check an object and return a copy without null members, because null means absent."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return {name: member for name, member in value.items() if member is not None}
@@ -253,7 +264,10 @@ def one_of(value: Any, path: str, supported: Collection[str]) -> str:
 
 
 def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
-    """Check the member `name` of the object at `path`. It must not be missing or null."""
+    """Check the member `name` of the object `holder` at `path`, and return the checked value.
+
+    Raises `BadRequest` if the member is missing or null.
+    """
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
@@ -268,7 +282,7 @@ def among(*supported: str) -> Check:
 
 
 def each(check: Check, *, max_length: int | None = None) -> Callable[[Any, str], list[Any]]:
-    """Return a check for an array whose elements must all pass `check`."""
+    """Return a check for an array of at most `max_length` elements, each of which must pass `check`."""
     return lambda value, path: [
         check(one, f"{path}[{index}]") for index, one in enumerate(array(value, path, max_length=max_length))
     ]
@@ -278,7 +292,10 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for the members of an object without nulls. It replaces each member in place with its checked value."""
+    """Return a check for the members of an object. Null members count as absent, and other members are ignored.
+
+    The check replaces each member in place with its checked value, and returns the object.
+    """
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
     def check(holder: dict[str, Any], path: str) -> dict[str, Any]:
@@ -294,13 +311,13 @@ def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> Objec
 
 
 def open_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object that may have other members too. It copies the object without nulls."""
+    """Return a check for an object that may have other members as well. The check returns a copy without null members."""
     check = fields(required, **optional)
     return lambda value, path: check(mapping(value, path), path)
 
 
 def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object with no other members than these. It copies the object without nulls."""
+    """Return a check for an object that must not have other members. The check returns a copy without null members."""
     check = fields(required, **optional)
 
     def closed(value: Any, path: str) -> dict[str, Any]:
@@ -314,7 +331,7 @@ def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -
 
 
 def by_type(kinds: Mapping[str, Check]) -> Check:
-    """Return a check for objects that applies the check in `kinds` for their `type`."""
+    """Return a check for objects of several types. `kinds` maps each `type` to the check for objects of that type."""
 
     def check(value: Any, path: str) -> Any:
         holder = mapping(value, path)
@@ -327,7 +344,7 @@ def by_type(kinds: Mapping[str, Check]) -> Check:
 
 
 def chain(*steps: Check) -> Check:
-    """Return a check that passes the value through several checks."""
+    """Return a check that applies `steps` in order, each to the result of the previous step."""
 
     def check(value: Any, path: str) -> Any:
         for step in steps:

@@ -1,7 +1,8 @@
-"""Check the body of `POST /v1/responses`, and describe it. Every 400 that depends on the body alone is raised here.
+"""Check the body of `POST /v1/responses`, and derive its JSON Schema from the checks.
 
-See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are
-passed on unchanged, because the upstream may define them (vLLM and SGLang: `top_k`, `seed`, `chat_template_kwargs`, ...).
+The checks follow the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not
+define are passed on unchanged, because the upstream may define them (vLLM and SGLang: `top_k`, `seed`,
+`chat_template_kwargs`, ...). Values that depend on the settings, the headers or the history are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 
 def _conversation(value: Any, path: str) -> str:
-    """Check a conversation given as an id or as an object with one."""
+    """Check a `conversation`, which is an id or an object with an id. Return the id."""
     if isinstance(value, dict):
         value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
     if not checks.string(value, path).startswith("conv_"):
@@ -91,22 +92,23 @@ def _continuation_id(_value: Any, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Members are named as in the reference and annotated with their checks. `items` is the `input`."""
+    """A checked request. Fields are named as in the OpenAI reference and annotated with their checks."""
 
     items: list[Item]
+    """The `input`, after the items made from vLLM's `previous_input_messages`."""
     extra: dict[str, Any]
     """Members that are passed to the upstream unchanged."""
     size: int = 0
-    """Size of the request's JSON in bytes; 0 if it is not known."""
+    """Size of the request's JSON in bytes, or 0 if the size is unknown."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Any = "auto"
     background: Annotated[bool, checks.boolean] = False
     background_options: Annotated[
         dict[str, Any], closed_object(completion_window=among("soonest", "2h", "8h"), continuation_id=_continuation_id)
     ] = field(default_factory=dict)
-    """When the response is needed (`completion_window`). It has no effect: all background responses share one queue."""
+    """When the response is needed (`completion_window`). This has no effect, because all background responses share a queue."""
     cache: Annotated[Any, checks.as_it_is] = None
-    """The request's cache options. `responses_mw.cache.policy` checks them together with the request's header."""
+    """The request's cache options. `responses_mw.cache.policy` checks them together with the `X-Responses-Cache` header."""
     context_management: Annotated[
         list[dict[str, Any]],
         checks.each(closed_object({"type": among("compaction")}, compact_threshold=partial(checks.integer, minimum=1))),
@@ -114,7 +116,7 @@ class CreateResponse:
     conversation: Annotated[str | None, _conversation] = None
     """Id of the conversation."""
     enable_response_messages: Annotated[bool, checks.boolean] = False
-    """vLLM: whether the document includes `input_messages` and `output_messages`."""
+    """Whether the document includes `input_messages` and `output_messages` (a vLLM extension)."""
     frequency_penalty: Annotated[float | None, _penalty] = None
     include: Annotated[
         frozenset[str], checks.chain(checks.each(among(*INCLUDABLE)), lambda values, _path: frozenset(values))
@@ -128,7 +130,7 @@ class CreateResponse:
     presence_penalty: Annotated[float | None, _penalty] = None
     previous_response_id: Annotated[str | None, checks.string] = None
     prompt: Annotated[dict[str, Any] | None, checks.mapping] = None
-    """The template that provided other members (`responses_mw.engine.prompt_templates`)."""
+    """The prompt template from which `responses_mw.engine.prompt_templates` took members of this request."""
     prompt_cache_key: Annotated[str | None, checks.string] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, checks.mapping] = None
     prompt_cache_retention: Annotated[str | None, among("in_memory", "24h")] = None
@@ -137,7 +139,7 @@ class CreateResponse:
     service_tier: Annotated[str | None, among(*SERVICE_TIERS)] = None
     store: Annotated[bool, checks.boolean] = True
     stream: Annotated[bool, checks.boolean] = False
-    # include_usage is a Chat Completions option. Usage is always included, so both values are honoured.
+    # include_usage is a Chat Completions option. Usage is always included, so the value has no effect.
     stream_options: Annotated[
         dict[str, Any], closed_object(include_obfuscation=checks.boolean, include_usage=checks.boolean)
     ] = field(default_factory=dict)
@@ -169,7 +171,7 @@ REFUSED: dict[str, str] = {
     "access_programs": "it belongs to OpenAI's hosted platform.",
     "image": "images are not generated here.",
     "moderation": "it belongs to OpenAI's hosted platform.",
-    # from Chat Completions: they would conflict with what is sent instead
+    # from Chat Completions; if forwarded, they would conflict with the parameters that are sent upstream
     "messages": _CHAT_NAME.format("input"),
     "max_tokens": _CHAT_NAME.format("max_output_tokens"),
     "max_completion_tokens": _CHAT_NAME.format("max_output_tokens"),
@@ -182,13 +184,16 @@ REFUSED: dict[str, str] = {
     "n": "a response has only one answer.",
 }
 
-# client_metadata is Codex's and request_id vLLM's; the upstream needs neither.
+# Codex sends client_metadata, and clients of vLLM send request_id. The upstream needs neither.
 _OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "client_metadata", "request_id"})
 _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the decoded JSON `body` of `size` bytes. Raise `BadRequest` with the path of the invalid value."""
+    """Check the decoded JSON `body` of a request. `size` is the size of the JSON in bytes.
+
+    Raises `BadRequest` with the path of the first invalid value.
+    """
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     limits = limits or RequestLimits()
@@ -211,7 +216,10 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` for a field that would be passed on to the upstream, and suggest a similar known name."""
+    """Refuse fields that `parse` would pass on to the upstream because it does not know them.
+
+    Raises `BadRequest` for the first unknown field. The message suggests a similar known name.
+    """
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]
@@ -221,7 +229,7 @@ def refuse_unknown(body: Any) -> None:
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
-    """Refuse unsupported parameters, conflicting histories, and a request without an input or a history."""
+    """Refuse unsupported parameters, conflicting histories, and requests with neither an input nor a history."""
     for name in given.keys() & REFUSED.keys():
         if name != "n" or given[name] != 1:
             checks.unsupported(name, REFUSED[name])
@@ -237,10 +245,10 @@ def _refuse_names(given: dict[str, Any]) -> None:
 
 
 def _check_background(known: dict[str, Any]) -> None:
-    """Check combinations with `background`.
+    """Check that `background` and `completion_window` fit the other parameters.
 
-    A background response must be stored. A response with a long completion window must be in the background, in the
-    standard tier and not streamed.
+    A background response must be stored. A response with a completion window other than `soonest` must be a background
+    response in the standard tier and must not be streamed.
     """
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
@@ -252,7 +260,7 @@ def _check_background(known: dict[str, Any]) -> None:
 
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """Check the input and prepend the history in vLLM's `previous_input_messages`."""
+    """Check the `input` and vLLM's `previous_input_messages`. Return the items of both, the history first."""
     items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if not items or given.get("input") != "":
         items = items + parse_input(given.get("input", []), max_items=limits.items)
@@ -284,9 +292,10 @@ _TYPES: dict[Any, str] = {
 
 
 def create_schema(*, closed: bool) -> dict[str, Any]:
-    """Return the JSON Schema of the body of `POST /v1/responses`. Unless it is `closed`, the body may have other members.
+    """Return the JSON Schema of the body of `POST /v1/responses`. A `closed` schema does not allow unknown members.
 
-    It is derived from the checks, and allows whatever cannot be derived from them.
+    The schema is derived from the checks. Not every check can be expressed, so the schema accepts some bodies that `parse`
+    refuses.
     """
     members = {name: _schema_of(name) for name in PARAMETERS}
     members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
@@ -303,7 +312,7 @@ def create_schema(*, closed: bool) -> dict[str, Any]:
 
 
 def _schema_of(name: str) -> dict[str, Any]:
-    """Return the schema of a parameter. Every parameter may be null, which means absent."""
+    """Return the schema of a parameter. Null is always valid, because it means absent."""
     check, hint = PARAMETERS[name], _HINTS[name].__origin__
     if check is check_metadata:
         return METADATA

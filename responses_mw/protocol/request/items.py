@@ -1,7 +1,7 @@
-"""Input items: check what a client sends as `input` or as vLLM's `previous_input_messages`, and normalize it.
+"""Check and normalize input items, which clients send as `input` or as vLLM's `previous_input_messages`.
 
-Items keep unknown fields, because clients send SDK objects back that have more fields than we sent. Nulls are removed, and the
-content of a message becomes a list of parts. To add a type of item, add it to its `ToolKind` or to `ITEMS`.
+Nulls are removed, and the content of a message becomes a list of parts. Most items keep unknown fields, because clients send
+back SDK objects, which have more fields than we sent. To add a type of item, add it to its `ToolKind` or to `ITEMS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
-    """Return the user message for an `input` that is a string."""
+    """Return a user message with this text."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -36,19 +36,25 @@ def _assistant_message(text: str) -> Item:
 
 
 def text_of(item: Item) -> str:
-    """The plain text of a reasoning item: its content, otherwise its summary."""
+    """Return the plain text of a reasoning item: the text of its content or, if it has no content, of its summary."""
     return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
 
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """Check `input` and return it as a list of items."""
+    """Check an `input` and return it as a list of items. A string becomes a user message.
+
+    Raises `BadRequest` if an item is invalid or there are more than `max_items` items.
+    """
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
     return checks.each(item, max_length=max_items)(value, path)
 
 
 def item(value: Any, path: str) -> Item:
-    """Check one input item. Without a type, it is a message if it has a role, otherwise a reference."""
+    """Check one input item and return a copy without nulls. Raises `BadRequest` if the item is invalid.
+
+    An item without a type is a message if it has a role, and a reference if it has only an id.
+    """
     given = checks.mapping(value, path)
     if "type" not in given:
         if not given.keys() & {"role", "id"}:
@@ -83,7 +89,10 @@ def _message(value: Item, path: str) -> Item:
 
 
 def _compaction(value: Item, path: str) -> Item:
-    """Keep only the envelope and the item's id. Other members are not sealed, so the model must not see them."""
+    """Check a compaction, and remove all members but its id, type, encrypted content and creator.
+
+    Only the encrypted content is authenticated, so the model must not see any other member.
+    """
     checks.required(value, "encrypted_content", path, checks.string)
     return {name: value[name] for name in ("id", "type", "encrypted_content", "created_by") if name in value}
 
@@ -115,10 +124,11 @@ NOT_SERVED = frozenset(
 
 
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
-    """Restore the content of encrypted reasoning items. `unseal` returns None if a text was not sealed with our keys.
+    """Return `items` with the content of encrypted reasoning items restored.
 
-    An item that cannot be opened may come from another server. Raise `BadRequest` only if it has no readable text and is in
-    the request's own input (from `offset` on).
+    `unseal` decrypts a text. It returns None if the text was not encrypted with our keys. An item that cannot be decrypted
+    may come from another server, so it is not changed. Raises `BadRequest` if that item has no readable text and belongs to
+    the request's own input, which begins at `offset`.
     """
 
     def restored(item: Item, index: int) -> Item:
@@ -135,8 +145,8 @@ def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offs
 
 
 # -- vLLM's previous_input_messages ------------------------------------------------------------------------------------
-# A history of Harmony or chat messages: `input_messages` and `output_messages` of earlier responses, and messages that the
-# client adds.
+# A history of Harmony or chat messages: the `input_messages` and `output_messages` of earlier responses, and messages that
+# the client adds.
 
 _PREVIOUS = "previous_input_messages"
 
@@ -144,7 +154,8 @@ _PREVIOUS = "previous_input_messages"
 def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
     """Convert `previous_input_messages` to items that precede the `input`.
 
-    As in vLLM, system and developer messages are ignored: only the instructions of the request count.
+    As in vLLM, system and developer messages are ignored, because only the request's own instructions apply. Raises
+    `BadRequest` if a message is invalid, or if there are more than `max_items` messages or items.
     """
     history = _History()
     for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):
@@ -157,7 +168,8 @@ def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
 class _History:
     def __init__(self) -> None:
         self.items: list[Item] = []
-        # Calls by id, by name, and all of them, each under its own key. Calls with a result are removed when they come first.
+        # The calls in order, by ("id", <id>), by ("name", <name>), and all calls under (). A call with a result is removed when
+        # it becomes the first of its queue.
         self._calls: defaultdict[tuple[str, ...], deque[Item]] = defaultdict(deque)
 
     def add(self, message: Message, path: str) -> None:
@@ -201,7 +213,7 @@ class _History:
         self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
 
     def _add_call(self, to: str, arguments: str, call_id: Any) -> None:
-        """Add a call. It is `incomplete` until its result is added; without a result, it counts as not executed."""
+        """Add a call whose status is `incomplete` until its result is added. A call without a result was not executed."""
         call = {
             "type": "function_call",
             "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
@@ -225,7 +237,7 @@ class _History:
         self.items.append({"type": "function_call_output", "call_id": call["call_id"], "output": _text(message, path)})
 
     def _waiting(self, *key: str) -> Item | None:
-        """The first call under `key` without a result."""
+        """Return the first call under `key` that has no result, if any."""
         calls = self._calls[key]
         while calls and calls[0]["status"] == "completed":
             calls.popleft()
@@ -237,7 +249,7 @@ def _function_name(to: str) -> str:
 
 
 def _text(message: Message, path: str) -> str:
-    """The text of a message. Harmony has only text parts; a part without text is empty."""
+    """Return the text of a message. Harmony messages have only text parts. A part without text counts as empty."""
     content = message.get("content", "")
     return content if isinstance(content, str) else "\n".join(_texts(content, f"{path}.content"))
 

@@ -1,13 +1,13 @@
-"""The tools of a request: check them and the `tool_choice`, and list the functions that represent them to the chat model.
+"""Check the tools and the `tool_choice` of a request, and list the functions that represent the tools to the chat model.
 
 1. A function's name depends only on its tool (`flat_name`), so calls of earlier turns keep their names (`history_name`).
-   If several functions have the same name, those of MCP servers become `<label>__<name>`; of the others, all but the first
-   are numbered. `namer` returns these names for calls.
-2. Tools in `additional_tools` and `tool_search_output` items can be called too. If a tool is defined again, the new
-   definition takes the place of the first, because the upstream's prefix cache depends on a stable order.
+   If several functions have the same name, those of MCP servers are renamed to `<label>__<name>`. If names still collide,
+   every function except the first gets a number. `namer` returns the resulting names for calls.
+2. Tools in `additional_tools` and `tool_search_output` items can be called as well. If a tool is defined again, the new
+   definition takes the position of the first one, because the upstream's prefix cache depends on a stable order.
 3. A deferred tool is not offered until a `tool_search_output` contains it.
 
-The kinds of tools are described in `tool_kinds`.
+`tool_kinds` describes the kinds of tools.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..types import Item, Tool
 from . import checks
 
 BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
-"""Types of the items that hold tools."""
+"""Types of the items that contain tool definitions."""
 _MAX_SUFFIX = 8
-"""Length of the longest suffix of a numbered name."""
+"""Maximum length of the suffix of a numbered name."""
 NOT_SERVED = frozenset(
     {"computer", "computer_use", "computer_use_preview", "container", "file_search", "image_generation"}
     | {"programmatic_tool_calling"}
@@ -37,9 +37,9 @@ NOT_SERVED = frozenset(
 
 
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
-    """Refuse more than `maximum` tools in the request's `tools`, their namespaces and the input `items` together.
+    """Check that `tools` and the input `items` together define at most `maximum` tools and namespaces.
 
-    The tools have not been checked yet.
+    Both values may be malformed, because they have not been checked yet. Raises `BadRequest` if there are too many tools.
     """
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
@@ -55,7 +55,7 @@ def _number_of(tools: Any) -> int:
 
 
 def check_tools(value: Any, path: str = "tools") -> list[Tool]:
-    """Check the `tools` of a request."""
+    """Check the `tools` of a request. Deferred tools are allowed only together with a `tool_search` tool."""
     tools: list[Tool] = _tools(value, path)
     if not any(tool["type"] == "tool_search" for tool in tools):
         _refuse_deferred(tools, path)
@@ -63,7 +63,10 @@ def check_tools(value: Any, path: str = "tools") -> list[Tool]:
 
 
 def check_brought_tools(value: Any, path: str) -> list[Tool]:
-    """Check the tools in an input item. They must be client tools. Deferred tools are allowed: a search has found them."""
+    """Check the tools in an input item. Deferred tools are allowed, because a search may have found them.
+
+    Raises `BadRequest` if a definition is invalid, or if the server executes the tool.
+    """
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
@@ -106,7 +109,7 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
 
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
-    """The functions for the client tools in checked `tools` and `items`, each with a unique name.
+    """Return the functions for the client tools in `tools` and `items`, which have been checked. Each name is unique.
 
     Tools that the server executes are skipped.
     """
@@ -119,13 +122,16 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The key that all definitions and calls of one tool share, from the type of a call's item and its members."""
+    """Return the key shared by all definitions and calls of a tool.
+
+    `kind` is the type of a call's item. `members` are the members of that item or of the tool's `CallForm`.
+    """
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
 
 
 def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred: bool) -> Iterator[OfferedFunction]:
-    """The functions of client tools, with or without the `deferred` ones."""
+    """Yield the functions of client tools. Those of deferred tools are included only if `deferred` is true."""
     for tool in tools:
         if tool["type"] == "namespace":
             yield from _functions(_described(tool, deferred=deferred), tool["name"], deferred=deferred)
@@ -136,7 +142,7 @@ def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred:
 
 
 def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
-    """The tools of a namespace. The first one's description includes the namespace's description."""
+    """Return the tools of a namespace. The namespace's description is added to the description of the first tool."""
     tools = [tool for tool in namespace["tools"] if deferred or not tool.get("defer_loading")]
     about = namespace.get("description")
     if tools and about:
@@ -146,7 +152,10 @@ def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """The result of a tool search as the model sees it: each tool's name and the first line of its description."""
+    """Return the result of a tool search as text for the model: each tool's name and the first line of its description.
+
+    `names` returns the name of the function for a call.
+    """
     lines = []
     for one in _functions(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})
@@ -159,13 +168,13 @@ def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
 
 
 def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
-    """Give each function a unique name that Chat Completions accepts."""
+    """Return the functions, renamed if necessary: each name is unique and valid in Chat Completions."""
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
     uses = Counter(one.name for one in listed)
     listed = [_with_label(one) if uses[one.name] > 1 else one for one in listed]
     taken = {one.name for one in listed}
     seen: set[str] = set()
-    # Each number is tried only once, even for long names with the same beginning, so this is linear.
+    # Each number is tried only once, even for long names with the same beginning, so the work is linear.
     suffixes: defaultdict[str, Iterator[str]] = defaultdict(lambda: (f"_{number}" for number in count(2)))
     result = []
     for one in listed:
@@ -189,12 +198,15 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 
 def history_name(item: Item) -> str:
-    """The function name for a call of an earlier turn: the name that `offered` gives its tool if no other tool has it."""
+    """Return the function name for a call of an earlier turn. `offered` gives the tool the same name if it is unique."""
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function like `history_name` that uses the current name of a tool that is among `functions`."""
+    """Return a function that returns the function name for a call.
+
+    If the call's tool is among `functions`, the name is its current name there. Otherwise, it is the `history_name`.
+    """
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 
@@ -208,7 +220,7 @@ _CHOICES = {
     "namespace": ("namespace", ("name",)),
     **{type_: (kind.types[0], kind.chosen_by) for type_, kind in TOOL_KINDS.items()},
 }
-"""The first part of the key, and the members, for each type of choice."""
+"""For each type of choice, the first element of its key and the names of the members that follow in the key."""
 _KIND_OF_ITEM = {type_: kind for kind in TOOL_KINDS.values() for type_ in kind.items}
 
 _Key = tuple[Any, ...]
@@ -217,7 +229,8 @@ _Key = tuple[Any, ...]
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
     """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
 
-    It must name tools of the request or of its `items`. The result has no nulls, and `allowed_tools` always has a `mode`.
+    The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid,
+    names a tool that is neither in `tools` nor in `items`, or requires a call although there is no tool to call.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
@@ -232,7 +245,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
 
 
 def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset[str] | None:
-    """The names of the functions that a checked `tool_choice` selects; None for a mode, which names no functions."""
+    """Return the names of the functions that a checked `tool_choice` selects, or None if it is a mode."""
     if isinstance(choice, str):
         return None
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
@@ -272,13 +285,13 @@ def _choice_key(choice: Mapping[str, Any]) -> _Key:
 
 
 def _served_key(tool: Tool) -> _Key:
-    """The key of a server-side tool, whose members have not been checked yet."""
+    """Return the key of a server-side tool. The members of its definition have not been checked yet."""
     kind, members = _CHOICES[tool["type"]]
     return kind, *(str(tool.get(name)) for name in members[:1])
 
 
 def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]:
-    """Index the names of the functions by the choices that select them."""
+    """Map the keys of choices to the names of the functions that they select."""
     index: defaultdict[_Key, list[str]] = defaultdict(list)
     for one in functions:
         kind, members, function = _KIND_OF_ITEM[one.form.item], one.form.members, one.name
