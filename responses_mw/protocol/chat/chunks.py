@@ -1,4 +1,4 @@
-"""Read what an upstream sends: chat chunks, the tool calls in them, and a fast path for chunks that hold only text."""
+"""Read the chat chunks of an upstream and the tool calls in them, with a fast path for chunks that hold only text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the `choices`, empty if absent or null. Raise `UpstreamError` if they are not a list of objects."""
+    """Return the `choices` of a chunk, or an empty list if they are absent or null.
+
+    Raises `UpstreamError` if the choices are not a list of objects.
+    """
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -27,13 +30,16 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def text_of_parts(parts: list[Any]) -> str:
-    """The text of content that is a list of parts (Mistral's own API)."""
+    """Return the text of content parts. Mistral's own API sends content as a list of parts."""
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """Convert a whole `chat.completion` to a single chunk, so that both are processed alike."""
+    """Convert a whole `chat.completion` to a single chunk, so that streamed and whole answers are processed alike.
+
+    Raises `UpstreamError` if the completion is malformed.
+    """
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -56,7 +62,7 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 # 2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
 # 3. Arguments are a string, in pieces or whole, or an object.
 # 4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
-# 5. The work is linear in the input, however it is split. A turn has at most `MAX_CALLS` calls.
+# 5. The work is linear in the input, no matter how it is split. A turn has at most `MAX_CALLS` calls.
 # 6. TGI up to 3.1 never sends a name. Its arguments are `{"function": {"_name": ..., <arguments>}}` and a special token.
 
 MAX_CALLS = 512
@@ -67,16 +73,17 @@ _WHITE = " \t\r\n"
 
 
 class ToolCall:
-    """One call as received so far.
+    """A tool call as received so far.
 
-    `form` is the form in which the call is returned, or None if it is left out. It is valid once `is_decided` is true.
+    `form` is the form in which the response shows the call, or None if the response leaves the call out. `form` is valid once
+    `is_decided` is true.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
 
     def __init__(self, place: int) -> None:
         self.place = place
-        """Position among the calls of its turn."""
+        """Position among the calls of the turn."""
         self.id: str | None = None
         self.name = ""
         self.form: CallForm | None = None
@@ -100,7 +107,7 @@ class ToolCall:
             self._pieces.append(arguments if isinstance(arguments, str) else _encoded(arguments))
 
     def take(self) -> list[str]:
-        """Return the pieces of arguments since the last call."""
+        """Return the pieces of the arguments that have arrived since `take` was last called."""
         fresh = self._pieces[self._taken :]
         self._taken = len(self._pieces)
         return fresh
@@ -110,7 +117,10 @@ class ToolCall:
         return self._end.is_reached(self._pieces)
 
     def find_name(self) -> bool:
-        """At the end of a turn, take a missing name from the arguments (rule 6). Return False if there is none."""
+        """Move the missing name of the call from its arguments to `name` (rule 6). Return whether a name was found.
+
+        The arguments must be complete, so call this at the end of the turn.
+        """
         text = self.arguments
         grammar = parse_arguments(text[: text.rfind("}") + 1])
         function = grammar.get("function") if grammar else None
@@ -121,9 +131,9 @@ class ToolCall:
 
 
 class _ObjectEnd:
-    """Find the end of a JSON object in pieces, reading each piece once.
+    """Finds the end of a JSON object that arrives in pieces. Each piece is read once.
 
-    The text is decoded when the outermost brace closes; anything but white space after that makes it invalid.
+    The text is parsed when the outermost brace closes. Anything but white space after this brace makes the text invalid.
     """
 
     __slots__ = ("_depth", "_is_escaped", "_is_object", "_is_quoted", "_read")
@@ -145,7 +155,7 @@ class _ObjectEnd:
         return self._is_object is True
 
     def _end_in(self, piece: str) -> int:
-        """The position after the outermost closing brace, or 0 if it has not arrived."""
+        """Return the position after the outermost closing brace in `piece`, or 0 if that brace has not arrived."""
         escaped = 0 if self._is_escaped else -1
         for mark in _MARKS.finditer(piece):
             at = mark.start()
@@ -164,7 +174,7 @@ class _ObjectEnd:
 
 
 class ToolCalls:
-    """The calls of one turn in the order of their first fragments."""
+    """The calls of one turn, in the order of their first fragments."""
 
     __slots__ = ("_by_id", "_by_index", "calls")
 
@@ -174,7 +184,11 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Take `delta.tool_calls` (a list, or TGI's single object). Return the calls that grew, each once."""
+        """Add the fragments in `delta.tool_calls`, which is a list or, from TGI, a single object.
+
+        Return the calls that the fragments began or extended, each call once. Raises `UpstreamError` for a malformed fragment
+        and for more than `MAX_CALLS` calls.
+        """
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
         for fragment in listed:
@@ -200,7 +214,7 @@ class ToolCalls:
         return call
 
     def _find(self, index: Any, call_id: Any) -> ToolCall | None:
-        """Find the latest call with this index; without an index, the one with this id; without either, the last one."""
+        """Return the latest call with this index. Without an index, search by id. Without an id, return the last call."""
         if isinstance(index, int):
             return self._by_index.get(index)
         if call_id in (None, ""):
@@ -215,9 +229,10 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Whether a fragment that matches `known` begins a new call. It must have a name and a different id.
+    """Whether a fragment that matches `known` begins a new call. Both must have a name.
 
-    Without ids, it must have another name, an object as arguments, or more arguments after those of `known` are complete.
+    If both have an id, a different id begins a new call. Otherwise, one of these does: a different name, arguments that are
+    an object, or any arguments once those of `known` are complete.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):
@@ -239,9 +254,9 @@ def _encoded(arguments: Any) -> str:
 
 
 class SurrogateHalves:
-    """Join the halves of a character that a server sent in two chunks.
+    """Joins surrogate halves, if a server sent the two halves of a character in two chunks.
 
-    A server that cuts text by UTF-16 code units writes an emoji as `"\\ud83d"` and `"\\ude00"`, which strict decoders
+    A server that splits text between UTF-16 code units writes an emoji as `"\\ud83d"` and `"\\ude00"`, which strict decoders
     refuse. A half without its other half becomes U+FFFD.
     """
 
@@ -250,21 +265,27 @@ class SurrogateHalves:
 
     @property
     def is_holding(self) -> bool:
-        """Whether the next chunk may have the other half."""
+        """Whether a first half is held back until the next chunk."""
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that may contain halves. Raise `ValueError` if it is otherwise invalid."""
+        """Decode JSON in which a strict decoder found an error. Join the surrogate halves in its texts (see `join`).
+
+        Raises `ValueError` if the JSON has no surrogate halves or another error.
+        """
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
-            # Encoded and decoded once more, because `json` accepts numbers that `orjson` cannot encode again.
+            # `orjson` decodes the result again, because `json` accepts numbers that `orjson` cannot encode later.
             return orjson.loads(json.dumps(_whole_characters(self.join(json.loads(data)))))
         except RecursionError:
             raise ValueError("nested too deeply") from None
 
     def join(self, chunk: Any) -> Any:
-        """Complete the texts of a decoded chunk or event in place, and hold back halves at their ends."""
+        """Join surrogate halves in the texts of a decoded chunk or event. Change the chunk in place and return it.
+
+        A first half at the end of a text is held back and added to the beginning of the text's next delta.
+        """
         for place, holder, member in _growing_texts(chunk):
             text = self._held.pop(place, "") + holder[member]
             if text and "\ud800" <= text[-1] < "\udc00":
@@ -274,7 +295,10 @@ class SurrogateHalves:
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield the texts of a chunk or event that the next one may continue: a key, the object with the text, and its member."""
+    """Yield the texts of a chunk or event that a later chunk or event may continue.
+
+    Each text is given as a key that identifies it in the stream, the object that holds it, and the name of the member.
+    """
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -292,7 +316,7 @@ def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _whole_characters(value: Any) -> Any:
-    """Join pairs of halves in all strings, and replace unpaired ones."""
+    """Join pairs of surrogate halves in all strings of `value`, and replace unpaired halves with U+FFFD."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -303,12 +327,13 @@ def _whole_characters(value: Any) -> Any:
 
 
 # -- text only ---------------------------------------------------------------------------------------------------------
-# While a model writes, a server sends frames that differ in only one string. `DeltaFastPath` reads them without parsing:
+# While a model writes, a server sends frames that differ in only one string. `DeltaFastPath` reads these frames without
+# parsing them:
 #
-# 1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
-#    its text only.
-# 2. The text must be the same in JSON: no quotes, no backslashes, only printable characters. Any other frame is parsed as
-#    usual.
+# 1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs only
+#    in its text.
+# 2. The text must not need escapes in JSON: no quotes, no backslashes, only printable characters. Any other frame is parsed
+#    as usual.
 # 3. If a server varies more than the text (a timestamp, a counter), learning is useless and stops after a few failures.
 
 _TEXTS = ("content", "reasoning", "reasoning_content")
@@ -318,11 +343,11 @@ _FIRST_CREDIT = 8
 
 
 Text: TypeAlias = tuple[str, str]
-"""A chunk that holds only text: the member of the delta, and the text."""
+"""A chunk that holds only text: the name of the delta's member, and the text."""
 
 
 class DeltaFastPath:
-    """Reads the text of frames that add nothing else, once it has learned the form of the stream's frames."""
+    """Extracts the text of frames that hold only text, without parsing. The form of the frames is learned from the stream."""
 
     __slots__ = ("_credit", "_in_frame", "_in_read", "_member")
 
@@ -334,7 +359,7 @@ class DeltaFastPath:
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
         """Return the text in the `data` of a frame, or None if the frame does not have the learned form.
 
-        With `is_read`, `data` is a network read that begins a frame. It must consist of exactly that frame.
+        With `is_read`, `data` is a network read that begins a frame. The result is None unless the read is exactly one frame.
         """
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
@@ -365,7 +390,10 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """The position of the string value of member `name`, or 0 if it does not occur exactly once."""
+    """Return the position of the string that follows `name` (`"content":`) in `data`.
+
+    Return 0 if `name` does not occur exactly once, or if its value is not a string.
+    """
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0
@@ -376,7 +404,7 @@ def _value_start(data: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """The member of the delta with the text; None if the chunk holds anything else."""
+    """Return the name of the delta's member with the text, or None if the chunk holds anything but one text."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None

@@ -1,6 +1,6 @@
-"""Dialects: how each Chat Completions server differs from OpenAI's API. One row of data each.
+"""Dialects: how Chat Completions servers differ from OpenAI's API, as one row of data for each server.
 
-To add a server, add its row and, if it can be detected, a check in `upstream.detection`.
+To add a server, add a row. If the server can be detected, add a check to `upstream.detection`.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of upstream. `refuses` maps the path of a request parameter to the reason why it cannot be honoured."""
+    """One kind of upstream. `refuses` maps the paths of parameters to the reasons why the server cannot honour them."""
 
     name: str
     max_tokens: str = "max_tokens"
-    developer_role: bool = False  # whether developer is a role; otherwise such messages are sent as system
+    developer_role: bool = False  # whether developer is a role. If not, developer messages are sent as system messages
     hoist_system: bool = False  # whether system messages must come first, joined into one
-    reasoning_field: str | None = None  # the member of an assistant message for earlier reasoning
-    # field: reasoning_effort; template: also chat_template_kwargs.enable_thinking; refused
+    reasoning_field: str | None = None  # member of assistant messages that holds earlier reasoning
+    # How to set the effort: field (reasoning_effort), template (also chat_template_kwargs.enable_thinking) or refused.
     reasoning_effort: str = "field"
     verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
-    # How to force a function: object, name (a bare string), only (offer only that one with "required"), refused.
+    # How to force a function: object, name (a bare string), only ("required", with only that function offered) or refused.
     tool_choice: str = "object"
-    # Whether tools are sent with tool_choice "none". This keeps the prefix cache if the server leaves them in the prompt and
-    # prevents calls. Other servers do not prevent calls: a call arrives as text (vLLM, llama.cpp), is dropped so that the
-    # answer is empty (some vLLM parsers), or is a call (Ollama). SGLang and TGI remove the tools from the prompt themselves, as
+    # Whether tools are sent with tool_choice "none". This preserves the prefix cache of a server that leaves the tools in the
+    # prompt, but the server must prevent calls itself. Other servers return a call as text (vLLM, llama.cpp) or as a call
+    # (Ollama), or drop it and return an empty answer (some vLLM parsers). SGLang and TGI remove the tools from the prompt, as
     # vLLM does with --exclude-tools-when-tool-choice-none.
     tools_with_none: bool = False
-    parallel_tool_calls: bool = True  # whether the parameter is supported. It is enforced on the answer in any case
+    parallel_tool_calls: bool = True  # whether the server accepts the parameter. It is always enforced on the answer
     response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused
     parse_arguments: bool = True  # whether the server parses the arguments of earlier calls and so requires a JSON object
     object_arguments: bool = False  # whether arguments are sent as an object instead of a string
     parameters_required: bool = False
     content_with_calls: bool = True  # whether an assistant message can have both text and calls
-    image_urls: bool = True  # whether images can be http(s) URLs; otherwise only data URLs
+    image_urls: bool = True  # whether images can be http(s) URLs. If not, only data URLs are accepted
     audio: bool = False
     video: bool = False
     pdf: bool = False
-    prefill: str | None = None  # the parameter that continues an incomplete last message
+    prefill: str | None = None  # parameter that makes the server continue an incomplete last message
     stream_usage: bool = True
-    # Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed.
+    # Accepted parameters that do not affect the answer. A server does not get those that are not listed here.
     hints: frozenset[str] = frozenset()
-    top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects it, although it is the default
+    top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
     stop_is_list: bool = False
     refuses: dict[str, str] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
-        """Refuse a request whose value at `path` the upstream does not support."""
+        """Raise `NotSupported` for the value at `path` of a request. `why` says what the upstream lacks."""
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, path: str) -> None:
-        """Refuse a request that sets the parameter at `path` if the upstream cannot honour it."""
+        """Check that the upstream can honour the parameter at `path`. Raises `NotSupported` if it cannot."""
         if path in self.refuses:
             checks.unsupported(path, self.refuses[path])
 

@@ -1,21 +1,23 @@
-"""Build the chat messages for a list of items, and shorten the list if it does not fit.
+"""Build the chat messages for a list of items, and drop the oldest items if the list does not fit.
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
-2. The outputs of calls follow the message with the calls, in the order of the calls, wherever they are among the items. Tool
-   messages hold text, so images in outputs follow in one user message. A call that was cut off (`incomplete`) and has no
-   output was never executed and is left out. Any other call without an output, or output without a call,
-   gets OpenAI's 400.
-3. A call that the server executed holds its own result and ends the message: the model wrote the next item after the result.
-4. A call that waits for approval is not shown; once approved, its `mcp_call` is. A declined call is shown as such.
-5. Reasoning is sent back only if the dialect has a field for it. Unless `reasoning.context` is `all_turns`, only reasoning
-   of the current tool loop is sent, that is, after the last user message.
-6. System and developer messages keep their position, unless the dialect needs them first.
-7. If a turn between two user messages has only reasoning, it becomes an empty assistant message: some chat templates refuse
-   two user messages in a row.
-8. Reasoning that was interrupted (`incomplete`), or that led to an interrupted call, is left out if reasoning or text follows
-   it: the model was asked again without seeing it.
-9. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
-   row.
+2. The outputs of calls directly follow the message with the calls, in the order of the calls. Their order among the items
+   does not matter. Tool messages hold only text, so images in outputs follow in one user message. A call that was cut off
+   (`incomplete`) and has no output was never executed, and is left out. Any other call without an output gets OpenAI's 400,
+   and so does an output without a call.
+3. If the server executed a call, the call's item contains the result. The call ends the assistant message, because the model
+   wrote the next item after it had seen the result.
+4. A request for approval is not sent to the model. If the user approves, the model sees the `mcp_call` item. If the user
+   declines, the model sees the call with a note that it was not approved.
+5. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning of the current tool
+   loop (after the last user message) is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
+6. System and developer messages keep their position, unless the dialect requires them at the beginning.
+7. A turn that consists only of reasoning, between two user messages, becomes an empty assistant message. Some chat templates
+   refuse two user messages in a row.
+8. Reasoning is left out if it was interrupted (`incomplete`), or led to an interrupted call, and more reasoning or text
+   follows. The model did not see this reasoning when it was asked again.
+9. A summary of earlier items becomes a user message. If a user message follows, the two are joined, because some chat
+   templates refuse two user messages in a row.
 """
 
 from __future__ import annotations
@@ -53,7 +55,13 @@ def to_messages(
     names: Names = history_name,
     results: Results | None = None,
 ) -> list[Message]:
-    """Build the chat messages for `items`. Paths in errors count from `offset`, where the request's own input begins."""
+    """Build the chat messages for `items`.
+
+    `instructions` become the first message. With `all_reasoning`, the reasoning of earlier turns is sent as well. The
+    request's own input begins at position `offset` of `items`, and paths in errors count from there.
+
+    Raises `BadRequest` for a call without an output, an output without a call, and content that the dialect does not support.
+    """
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
         builder.messages.append({"role": "system", "content": instructions})
@@ -64,7 +72,7 @@ def to_messages(
 
 
 class _PendingCall(NamedTuple):
-    """A call that is not in a message yet. `content` is its result, if the call's own item holds it."""
+    """A call that has not been added to a message yet. `content` is its result, unless an output item holds the result."""
 
     item: Item
     position: int
@@ -73,7 +81,7 @@ class _PendingCall(NamedTuple):
 
 
 class _MessageBuilder:
-    """Takes items one by one and appends to `messages`."""
+    """Converts items one by one, and appends the resulting chat messages to `messages`."""
 
     def __init__(
         self, items: Sequence[Item], dialect: Dialect, all_reasoning: bool, offset: int, names: Names, results: Results
@@ -92,12 +100,12 @@ class _MessageBuilder:
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
-        self._answers = dict(_links(items))  # positions of outputs and approvals by those of what they answer
+        self._answers = dict(_links(items))  # positions of outputs by call, and of responses by approval request
         self._linked_outputs = frozenset(self._answers.values())
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
-        """Add the next item. Refuse an unknown type, which a newer version may have stored."""
+        """Convert the next item. Raises `NotSupported` for an unknown type, which a newer version may have stored."""
         kind = ITEMS.get(item["type"])
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")
@@ -124,7 +132,7 @@ class _MessageBuilder:
         self.messages.append({"role": role, "content": content})
 
     def compaction(self, item: Item, position: int) -> None:
-        """Add the summary of a compaction that has been opened."""
+        """Add the summary of a compaction. A compaction that has not been decrypted is skipped."""
         if "content" not in item:
             return
         self.close()
@@ -148,7 +156,10 @@ class _MessageBuilder:
         self._open_call_ids.add(item["call_id"])
 
     def output(self, item: Item, position: int) -> None:
-        """End the message if it has a call with this id. Refuse an output without a call."""
+        """End the assistant message if it has a call with the output's `call_id`.
+
+        Raises `BadRequest` if there is no call with this id, or if the call already has an output.
+        """
         call_id, code = item["call_id"], "missing_tool_call"
         if call_id in self._open_call_ids:
             self.close()
@@ -198,7 +209,10 @@ class _MessageBuilder:
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
-        """The output of a call and its position; None for a call that was never executed."""
+        """Return the output of a call and the output's position, or None if the call was never executed.
+
+        Raises `BadRequest` if the output of an executed call is missing.
+        """
         if call.content is not None:
             return call.content, call.position
         if call.position in self._answers:
@@ -211,7 +225,10 @@ class _MessageBuilder:
         return None
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
-        """Refuse a call without an output. Some clients resend a call that is already in the history."""
+        """Raise `BadRequest` for a call without an output.
+
+        Some clients resend a call that is already in the history. The error tells them to send only the output.
+        """
         where, first = self._path(call.position), self._answered_call(call.call_id)
         if first is not None and _same_call(first, call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
@@ -238,7 +255,7 @@ class _MessageBuilder:
         return {"id": call.call_id, "type": "function", "function": function}
 
     def _answered_call(self, call_id: str) -> Item | None:
-        """The first call with this id, if it has an output."""
+        """Return the first call with this id that has an output, if any."""
         calls = [position for position in self._answers if self._items[position].get("call_id") == call_id]
         return self._items[min(calls)] if calls else None
 
@@ -282,7 +299,7 @@ def _hoisted(messages: list[Message]) -> list[Message]:
 
 
 def _joined(contents: list[Content]) -> Content:
-    """Join contents into a text if all are texts, otherwise into a list of parts (a system message with an image)."""
+    """Join contents to a string if all are strings, otherwise to a list of parts (a system message may have an image)."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return "\n\n".join(texts)
@@ -294,24 +311,25 @@ def _joined(contents: list[Content]) -> Content:
 # `truncation: auto` drops the oldest items:
 #
 # 1. Instructions, system and developer messages, compactions and `additional_tools` are never dropped.
-# 2. Before the last user turn, whole exchanges are dropped: user messages and everything that answers them. What remains
-#    begins with a user message, which chat templates expect. The last user messages stay.
-# 3. After them, the oldest steps of the tool loop are dropped: an assistant's text and calls with their outputs. The last step
-#    stays.
-# 4. A call and its output, or an approval request and its response, are never separated: their blocks are dropped together.
+# 2. Before the last user turn, whole exchanges are dropped: user messages together with the items that answer them. The
+#    remaining items begin with a user message, because chat templates expect one. The last user messages are kept.
+# 3. After the last user turn, the oldest steps of the tool loop are dropped: an assistant's text and calls, together with the
+#    outputs of the calls. The last step is kept.
+# 4. A call and its output, or an approval request and its response, are never separated. Their blocks are dropped together.
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks as possible so that `items` fit; drop all droppable blocks if nothing fits.
+    """Drop as few of the oldest blocks as possible so that the remaining items fit, and return these items.
 
-    `fits` must be monotonic: if it holds for some items, it holds for fewer.
+    If the items do not fit without any droppable block either, drop all droppable blocks. `fits` must be monotonic: if a list
+    of items fits, every shorter list must fit.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
 
 
 class Truncation:
-    """The ways to shorten `items`: without the `n` oldest droppable blocks, for `n` up to `len`."""
+    """The droppable blocks of `items`, oldest first. `len` is the number of these blocks."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items
@@ -329,6 +347,7 @@ class Truncation:
         return len(self._blocks)
 
     def without(self, count: int) -> list[Item]:
+        """Return the items without the `count` oldest droppable blocks."""
         dropped = {position for block in self._blocks[:count] for position in block}
         return [item for position, item in enumerate(self._items) if position not in dropped]
 
@@ -339,7 +358,10 @@ def is_kept(item: Item) -> bool:
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
-    """Number the block of each item: exchanges before the last user turn, then that turn, then steps."""
+    """Return the number of each item's block.
+
+    The blocks are the exchanges before the last user turn, the messages of that turn, and the steps after it.
+    """
     last_user = max((position for position, item in enumerate(items) if item.get("role") == "user"), default=-1)
     numbers: list[int] = []
     number, before = 0, "user"
@@ -355,7 +377,7 @@ def _blocks(items: Sequence[Item]) -> list[int]:
 
 
 def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
-    """Renumber the blocks so that linked blocks, and all between them, become one."""
+    """Renumber the blocks: linked blocks and all blocks between them become one block."""
     reaches = list(range(block_of[-1] + 1 if block_of else 0))
     for first, second in _links(items):
         begin, end = sorted((block_of[first], block_of[second]))
@@ -368,9 +390,9 @@ def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 
 
 def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of calls (or approval requests) and their answers.
+    """Yield the positions of each call and its output, and of each approval request and its response.
 
-    Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
+    Some models reuse call ids in each turn, so the n-th output with an id belongs to the n-th call with that id.
     """
     waiting: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
     answers: list[tuple[int, tuple[str, str]]] = []

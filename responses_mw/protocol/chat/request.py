@@ -1,7 +1,7 @@
 """Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
-A parameter that the client did not set is not sent, because our default could differ from the server's. A parameter that the
-dialect cannot express gets a 400, unless the answer does not depend on it.
+Parameters that the client did not set are not sent, because our defaults could differ from the server's. If the dialect cannot
+express a parameter that affects the answer, the request gets a 400.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _GRAMMARS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
     | {"grammar", "json_schema", "regex", "ebnf", "structural_tag"}
 )
-"""Parameters of servers that constrain the output."""
+"""Parameters that constrain the output. They are passed on to the upstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How to continue the last message of a request, which is an interrupted answer."""
+    """How the upstream continues an interrupted answer, which is the last message of the request."""
 
     tokens: int = 0
     """Number of tokens of the answer so far. They count towards the limits of the request."""
     without_thinking: bool = False
-    """Whether to turn reasoning off, so that the server's parser expects none."""
+    """Whether to turn reasoning off, so that the server's parser does not expect any."""
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Return whether a grammar may constrain the answer. In a continued answer, the grammar would start again."""
+    """Whether a grammar may constrain the answer. If so, the answer cannot be continued, as the grammar would start over."""
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
@@ -58,12 +58,12 @@ def to_chat(
     results: Mapping[str, str | list[Part]] | None = None,
     prefill: Prefill | None = None,
 ) -> ChatRequest:
-    """Build the chat request for one turn.
+    """Build the chat request for one turn. Raises `BadRequest` if the dialect cannot express the request, or if it is empty.
 
-    `items` is everything that the model sees; the request's own items begin at `own`. `model` is the upstream's name of
-    the model, `offered` the functions that it may call, and `results` the results that it sees for calls of this run, by
-    item id. A tool is forced in the first turn only; otherwise the tool loop would never end. With `prefill`, the model
-    continues the last message.
+    `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
+    for the model, and `offered` are the functions that the model may call. `results` maps the ids of calls in this run to the
+    results that the model sees. A tool is forced only in the first turn, because the tool loop would never end otherwise. With
+    `prefill`, the model continues the last message.
     """
     messages = to_messages(
         items,
@@ -98,7 +98,7 @@ def to_chat(
 
 
 def _deduct(body: ChatRequest, prefill: Prefill) -> None:
-    """Adapt a request to the part of its answer that already exists."""
+    """Deduct the tokens of the answer so far from the limits in `body`, and turn reasoning off if `prefill` requires it."""
     for name in _LIMITS:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
@@ -107,7 +107,7 @@ def _deduct(body: ChatRequest, prefill: Prefill) -> None:
 
 
 def _template_arguments(body: ChatRequest, **defaults: Any) -> dict[str, Any]:
-    """The arguments of the chat template: what the client has set, otherwise the `defaults`."""
+    """Return the arguments for the chat template: the `defaults`, overridden by the arguments that the client has set."""
     given = body.get("chat_template_kwargs")
     return {**defaults, **(given if isinstance(given, dict) else {})}
 
@@ -195,7 +195,10 @@ def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequen
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
-    """Set `tool_choice` for `required`, one function or one of several. Return the functions to offer."""
+    """Set `tool_choice` so that the model must call any function, a certain one, or one of several.
+
+    Return the functions to offer. Raises `NotSupported` if the upstream cannot be made to call a tool.
+    """
     if dialect.tool_choice == "refused":
         dialect.unsupported("tool_choice", "cannot be made to call a tool")
     selected = _named(choice, offered) if isinstance(choice, dict) else offered
@@ -215,7 +218,10 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    """Add the hints that the dialect supports. Others are dropped, but cache retention and cache options get a 400."""
+    """Add the hints that the dialect supports.
+
+    Raises `NotSupported` for unsupported options or retention of the prompt cache. Other unsupported hints are dropped.
+    """
     hints = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier")
     for name in hints:
         value = getattr(request, name)

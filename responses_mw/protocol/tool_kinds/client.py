@@ -1,6 +1,7 @@
 """Tools that the client defines: `function`, `custom` and `tool_search`.
 
-Whatever the model writes becomes a well-formed item, and malformed arguments are kept where nothing executes them.
+A call becomes a well-formed item even if its arguments are malformed. The item keeps malformed arguments in a form that no
+client executes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ FUNCTION = ToolKind(
     chosen_by=("name", "namespace"),
 )
 
-# -- custom: a function with one string, whose text the client sees as it grows ------------------------------------------
+# -- custom: a function with one string, which is streamed to the client -------------------------------------------------
 
 _grammar = fields({"syntax": among("lark", "regex"), "definition": checks.string})
 
@@ -107,7 +108,7 @@ CUSTOM = ToolKind(
 
 
 def _client_search(value: Any, path: str) -> str:
-    """Check who executes a tool search."""
+    """Check that the client, not the server, executes a tool search."""
     if checks.one_of(value, path, {"server", "client"}) == "server":
         checks.unsupported(path, "tools are searched by the client only; set it to 'client'.")
     return "client"
@@ -138,7 +139,7 @@ TOOL_SEARCH = ToolKind(
             lambda item: as_text(item["arguments"]),
             function="tool_search",
         ),
-        # `request.items` checks its `tools`; `request.tools` makes its output.
+        # `request.items` checks the item's `tools`, and `request.tools` makes its output.
         "tool_search_output": ItemKind(
             "tso", chain(_by_client, fields({"call_id": check_call_id}, namespace=checks.string)), "output"
         ),
@@ -151,15 +152,16 @@ TOOL_SEARCH = ToolKind(
 # Servers constrain the input of a custom tool with a JSON Schema `pattern`, made from the regular expression of its grammar.
 # The two languages differ, and constrained decoders usually match the JSON text, not the string that it encodes:
 #
-# 1. A grammar matches the whole input, a `pattern` any part of it. So the pattern is `^(...)$`, which llama.cpp requires
-#    as well.
+# 1. A grammar matches the whole input, but a `pattern` matches any part of it. Therefore, the pattern is `^(...)$`, which
+#    llama.cpp requires as well.
 # 2. Only constructs that all servers interpret alike are supported: characters, classes, groups, `|` and counts.
-# 3. The pattern must not match anything that JSON escapes (`"`, a backslash, control characters): the arguments would be
-#    invalid JSON. So `.` and `[^...]` are not supported, and `\s` is a space. `\d` and `\w` are ASCII, as in
-#    ECMA-262.
+# 3. The pattern must not match characters that JSON escapes (`"`, a backslash, control characters), because the arguments
+#    would be invalid JSON. Therefore, `.` and `[^...]` are not supported, and `\s` is a space. `\d` and `\w` are ASCII, as
+#    in ECMA-262.
 #
-# The expression matches everything that the pattern matches. Without a pattern, the model only sees the expression.
-# Expressions come from clients: they are translated in linear time and never compiled or matched here.
+# The expression matches everything that the pattern matches. If there is no pattern, the input is not constrained: the model
+# only sees the expression in the tool's description. Expressions come from clients, so they are translated in linear time and
+# never compiled or matched here.
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 32
@@ -186,12 +188,15 @@ class _Unsupported(Exception):
 
 
 def as_pattern(expression: str) -> str | None:
-    """The `pattern` equivalent to a full match of `expression`, or None if there is none."""
+    """Return the `pattern` equivalent to a full match of `expression`.
+
+    Return None if the expression has no equivalent or more than `MAX_LENGTH` characters.
+    """
     if len(expression) > MAX_LENGTH:
         return None
     expression = expression.removeprefix("^")  # outer anchors are implied
     bare = expression.removesuffix("$")
-    if (len(bare) - len(bare.rstrip("\\"))) % 2 == 0:  # otherwise the dollar sign is escaped
+    if (len(bare) - len(bare.rstrip("\\"))) % 2 == 0:  # the dollar sign is not escaped
         expression = bare
     try:
         return f"^({''.join(_translate(expression))})$"
@@ -231,7 +236,7 @@ def _piece(token: re.Match[str], kind: str) -> str:
 def _class(members: str) -> str:
     """Translate a character class.
 
-    `^` and `-` are moved to its end, where they need no escape: not all servers support escapes in a class.
+    `^` and `-` are moved to the end of the class. They need no escape there, which not all servers support in a class.
     """
     if any(operator in members for operator in ("--", "&&", "~~")):
         raise _Unsupported
@@ -256,6 +261,6 @@ def _class(members: str) -> str:
 
 
 def _check_safe(low: str, high: str) -> None:
-    """Refuse a range that includes characters escaped in JSON."""
+    """Raise `_Unsupported` if the range from `low` to `high` includes a character that JSON escapes."""
     if low < " " or any(low <= unsafe <= high for unsafe in '"\\'):
         raise _Unsupported

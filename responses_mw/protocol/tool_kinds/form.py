@@ -1,7 +1,8 @@
-"""The description of a kind of tool: its definition, its items, and the function that represents it to the chat model.
+"""Describe a kind of tool: its definition, its items, and the function that represents it to the chat model.
 
 The chat model sees every tool as a function. The client sees items and events that differ by kind (OpenAI reference,
-"Streaming events"). A `ToolKind` describes all of that. To add a kind, write one and list it in `registry`.
+"Streaming events"). A `ToolKind` describes the function, the items and the events. To add a kind, define a `ToolKind` and list
+it in `registry`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..types import Item, Part, Tool
 NAME = r"[a-zA-Z0-9_-]{1,128}"
 MAX_NAME = 64  # maximum length of a function's name in Chat Completions
 MAX_CALL_ID = 64  # maximum length of a call_id
-MAX_NESTING = 128  # maximum depth of arguments that are sent as an object: JSON encoders have a limit
+MAX_NESTING = 128  # maximum depth of arguments that are sent as an object, because JSON encoders limit the depth
 USUAL_STATUSES = frozenset({"in_progress", "completed", "incomplete"})
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
@@ -37,12 +38,12 @@ class CallForm:
     item: str  # type of the item
     # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
-    argument: str | None = None  # argument of the function that holds the text. None: the text is the JSON of all arguments
+    argument: str | None = None  # argument that holds the text of the item. If None, the text is the JSON of all arguments
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
     begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
     runs: tuple[str, ...] = ()  # events when execution starts
     ends: tuple[str, ...] = ()  # events when execution ends: one for success, one for failure
-    served: bool = False  # whether the server executes the call; the client's calls have a call_id
+    served: bool = False  # whether the server executes the call. If the client does, the item has a call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _output(item: Item) -> str | list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class ItemKind:
-    """One type of input item: its checks, and what the chat model sees of it."""
+    """One type of input item: how it is checked, and how the chat model sees it."""
 
     prefix: str  # prefix of the item's id
     check: checks.Check
@@ -79,20 +80,20 @@ class ItemKind:
     )
     arguments: Callable[[Item], str] = _arguments  # the arguments of a call, as the model would write them
     output: Callable[[Item], str | list[Part]] = _output  # the result of a call, as the model sees it
-    function: str | None = None  # name of the function that such an item calls. None: the item has a name
+    function: str | None = None  # name of the function that the item calls. If None, the item has a name
     statuses: frozenset[str] = USUAL_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. `types` are the values that `type` may have in its definition, `items` its items by type."""
+    """One kind of tool. `types` lists the values of `type` in its definitions, and `items` describes its items by type."""
 
     types: tuple[str, ...]
     items: Mapping[str, ItemKind]
-    check: checks.Check = checks.as_it_is  # checks a definition, except for server-side tools: responses_mw.tools does
-    # Makes the function for a definition and its namespace, if any. Unset for tools that the server executes.
+    check: checks.Check = checks.as_it_is  # checks a definition; responses_mw.tools checks those of server-side tools
+    # Makes the function for a definition and its namespace, if any. None for tools that the server executes.
     offer: Callable[[Tool, str | None], OfferedFunction] | None = None
-    chosen_by: tuple[str, ...] = ()  # members of a tool_choice of this type: the first is required
+    chosen_by: tuple[str, ...] = ()  # members of a tool_choice of this type. The first one is required
 
 
 # -- parts of descriptions ---------------------------------------------------------------------------------------------
@@ -103,18 +104,18 @@ check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
 def call_kind(
     prefix: str, function: str | None = None, arguments: Callable[[Item], str] = _arguments, /, **required: checks.Check
 ) -> ItemKind:
-    """A call with a `call_id`, these `required` members and an optional `namespace`."""
+    """Return the kind of a call item with a `call_id`, the `required` members and an optional `namespace`."""
     check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
     return ItemKind(prefix, check, "call", arguments, function=function)
 
 
 def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str | list[Part]] = _output) -> ItemKind:
-    """The output of a call, with a `call_id` and an `output` that must pass `check`."""
+    """Return the kind of an output item with a `call_id` and an `output` that must pass `check`."""
     return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), "output", output=output)
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
-    """Refuse members that are not supported on any tool."""
+    """Check that a tool has no members that are unsupported on all tools. Return the tool unchanged."""
     for name in ("allowed_callers", "async", "output_schema"):
         if tool.get(name):
             checks.unsupported(f"{path}.{name}", "it is not served yet.")
@@ -122,9 +123,9 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The name of a tool's function: `<namespace>__<name>`, of at most 64 letters, digits, `_` and `-`.
+    """Return the name of a tool's function: `<namespace>__<name>`, of at most 64 letters, digits, `_` and `-`.
 
-    Other characters become `_`. A longer name is cut and ends in a hash.
+    Other characters become `_`. A longer name is shortened and ends with a hash.
     """
     whole = name if namespace is None else f"{namespace}__{name}"
     flat = _NOT_IN_NAMES.sub("_", whole) or "_"
@@ -135,7 +136,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def as_function(name: str, description: str, properties: dict[str, Any], *required: str) -> Tool:
-    """A function tool whose parameters are an object with these `properties`."""
+    """Return a function tool whose parameters are an object with these `properties`, of which some are `required`."""
     parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return {"type": "function", "name": name, "description": description, "parameters": parameters}
 
@@ -145,7 +146,7 @@ def paragraphs(*texts: str | None) -> str:
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Parse the arguments of a call; None if they are not a JSON object."""
+    """Parse the arguments of a call. Return None if the arguments are not a JSON object."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -154,7 +155,10 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def parse_shallow(arguments: str) -> dict[str, Any] | None:
-    """Parse arguments that become members of an item; None if they are not an object or nested too deeply."""
+    """Parse arguments that become members of an item.
+
+    Return None if the arguments are not a JSON object, or are nested deeper than `MAX_NESTING` allows.
+    """
     parsed = parse_arguments(arguments)
     try:
         checks.depth([parsed], MAX_NESTING)
@@ -164,5 +168,5 @@ def parse_shallow(arguments: str) -> dict[str, Any] | None:
 
 
 def as_text(value: Any) -> str:
-    """Return a string unchanged, any other value as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,8 +1,8 @@
-"""Built-in tools, and all kinds of tools by the types of their definitions and items.
+"""Definitions of the built-in tools, and an index of all kinds of tools by the types of their definitions and items.
 
-The client executes `local_shell`, `shell` and `apply_patch`, on the user's machine. The server executes `mcp`,
-`code_interpreter` and `web_search`; `responses_mw.tools` checks their definitions, because the allowed values depend on
-the settings.
+The client executes `local_shell`, `shell` and `apply_patch` on the user's machine. The server executes `mcp`,
+`code_interpreter` and `web_search`. Definitions of these server-side tools are checked by `responses_mw.tools`, because the
+allowed values depend on the settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def _offer(
     name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
 ) -> Callable[[Tool, str | None], OfferedFunction]:
-    """Offer the same function for every definition. `made` builds members of its item from the complete arguments."""
+    """Return a `ToolKind.offer` that offers the same function for every definition.
+
+    `made` builds the members of a call's item from the complete arguments.
+    """
     function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
     return lambda _tool, _namespace: function
 
@@ -67,7 +70,7 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
         command = ["bash", "-lc", command]
     action = {
         "type": "exec",
-        "command": _texts(command) or [arguments],  # not a program: the client reports the error to the model
+        "command": _texts(command) or [arguments],  # not a program, so the client reports an error
         "env": {name: as_text(value) for name, value in env.items()} if isinstance(env, dict) else {},
         **_positive_integers(parsed, "timeout_ms"),
         **{name: parsed[name] for name in ("user", "working_directory") if isinstance(parsed.get(name), str)},
@@ -76,7 +79,10 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
 
 
 def _call_id_from_id(value: Item, path: str) -> Item:
-    """Add a missing `call_id`. In the reference, an output has the id of its call; some clients send a `call_id`."""
+    """Set a missing `call_id` to the item's `id`.
+
+    In the OpenAI reference, the `id` of an output is the id of its call. Some clients send a `call_id` instead.
+    """
     return value if "call_id" in value else {**value, "call_id": checks.required(value, "id", path, checks.string)}
 
 
@@ -178,7 +184,7 @@ def _make_patch(arguments: str) -> dict[str, Any]:
     operation: dict[str, Any] = nested if isinstance(nested, dict) else parsed
     kind, path, diff = (operation.get(name) for name in ("type", "path", "diff"))
     if not isinstance(path, str) or not isinstance(kind, str) or kind not in _OPERATIONS:
-        return {"operation": {"type": "update_file", "path": "", "diff": arguments}}  # not a file: the client reports it
+        return {"operation": {"type": "update_file", "path": "", "diff": arguments}}  # not a file, so the client reports it
     text = {} if kind == "delete_file" else {"diff": as_text(diff or "")}
     return {"operation": {"type": kind, "path": path, **text}}
 
@@ -231,7 +237,10 @@ def _error(value: Any, path: str) -> Any:
 
 
 def _mcp_output(item: Item) -> str:
-    """The output or the error, which is a string or an object with a message or with the content of the tool's answer."""
+    """Return the output of an MCP call or, if it has none, the text of its error.
+
+    An error is a string, or an object with a message or with the content of the tool's result.
+    """
     output, error = item.get("output"), item.get("error")
     if output is not None or not isinstance(error, dict):
         return str(error or "") if output is None else str(output)
@@ -332,15 +341,15 @@ SERVED_TOOLS = frozenset(type_ for type_, kind in TOOL_KINDS.items() if kind.off
 
 
 def arguments_of(item: Item) -> str:
-    """The arguments of a call, as the model would write them."""
+    """Return the arguments of a call, as the model would write them."""
     return TOOL_ITEMS[item["type"]].arguments(item)
 
 
 def output_of(item: Item) -> str | list[Part]:
-    """The output that the model sees for an output item, or for a call that holds its own output."""
+    """Return the output that the model sees for an output item, or for a call whose item contains the output."""
     return TOOL_ITEMS[item["type"]].output(item)
 
 
 def is_finished(item: Item) -> bool:
-    """Whether a server-side call was executed. It was not if it was cut off, or if its run ended first."""
+    """Whether a server-side call was executed. A call is not executed if it is cut off, or if its run ends first."""
     return item.get("status", "completed") in ("completed", "failed")
