@@ -223,6 +223,33 @@ def test_a_message_without_content_does_no_harm() -> None:
     assert (response["status"], response["output"][0]["content"], response["output_text"]) == ("completed", None, "")
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [completed({**message(text="Hello"), "content": "Hello"})],
+        [completed({**message(text="Hello"), "content": ["Hello"]})],
+        [added({**message(), "content": 5}), NEW_PART],
+        [added({"id": "msg_theirs", "type": "reasoning", "summary": [], "content": 5}), NEW_PART],
+    ],
+)
+def test_content_that_is_no_list_of_parts_is_the_upstreams_fault(events: Events) -> None:
+    response = ended(events)
+    assert response["status"] == "failed"
+    assert "malformed" in response["error"]["message"]
+
+
+@pytest.mark.parametrize("part", [{}, {"text": "Hello"}, {"type": "output_text"}, {"type": "output_text", "text": 5}])
+def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> None:
+    response = ended([completed({**message(text="Hello"), "content": [part]})])
+    assert (response["status"], response["output_text"]) == ("completed", "")
+
+
+def test_log_probabilities_that_are_no_list_do_no_harm() -> None:
+    said = [CREATED, added(message()), NEW_PART, {**delta("Hello"), "logprobs": 5}]
+    response = ended([*said, completed()])
+    assert (response["status"], response["output_text"]) == ("completed", "Hello")
+
+
 def test_a_part_that_begins_after_the_end_of_its_item_does_no_harm() -> None:
     over = {**message(text="Hello"), "content": []}
     response = ended([CREATED, added(message()), done(over), NEW_PART, delta("Hello"), done(over), completed()])

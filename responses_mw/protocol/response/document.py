@@ -76,7 +76,7 @@ def output_text(document: Document) -> str:
         for item in document["output"]
         if item["type"] == "message"
         for part in item.get("content") or ()
-        if part["type"] == "output_text"
+        if part.get("type") == "output_text" and isinstance(part.get("text"), str)
     )
 
 

@@ -369,6 +369,9 @@ def _names_an_item(member: str) -> bool:
 def _item(value: Any) -> Item:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         malformed("item")
+    parts = value.get("content") or [] if value["type"] == "message" else []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        malformed("content")
     return value
 
 

@@ -62,11 +62,11 @@ class OutputReplay:
         if step == "delta" and target.member:
             self.open[place].setdefault((stem, str(event.get(target.index, 0))), []).append(event)
         elif step == "added" and stem == PARTS.get(target.holder):
-            part = event.get("part")
-            if not isinstance(part, dict):
+            item, part = self.items[place], event.get("part")
+            parts = item.get(target.holder) or []
+            if not (isinstance(part, dict) and isinstance(parts, list)):
                 malformed("part")
-            item = self.items[place]
-            item[target.holder] = [*(item.get(target.holder) or ()), dict(part)]
+            item[target.holder] = [*parts, dict(part)]
 
     def put(self, place: int) -> Item:
         """Add the text that has arrived to the item at ``place``, and return the item."""
@@ -78,9 +78,9 @@ class OutputReplay:
                 continue
             part = _part(item, target, events[0].get(target.index, 0))
             _append(part, target.member, events)
-            logprobs = [one for event in events for one in event.get("logprobs") or ()]
+            logprobs = [one for holder in (part, *events) for one in _logprobs(holder)]
             if logprobs:
-                part["logprobs"] = [*(part.get("logprobs") or ()), *logprobs]
+                part["logprobs"] = logprobs
         deltas.clear()
         return item
 
@@ -94,6 +94,11 @@ class OutputReplay:
         for place in self.open:
             self.put(place)["status"] = "incomplete"
         self.open.clear()
+
+
+def _logprobs(holder: Mapping[str, Any]) -> list[Any]:
+    logprobs = holder.get("logprobs")
+    return logprobs if isinstance(logprobs, list) else []
 
 
 def _append(holder: dict[str, Any], member: str, events: list[Mapping[str, Any]]) -> None:
