@@ -1,11 +1,12 @@
-"""Who may send requests: API keys, origins of web pages, and limits of an owner.
+"""Access control: API keys, origins of web pages, and rate limits.
 
-All replicas share the counts of an owner's responses per minute, open streams and background responses in Redis.
+An owner's rate of requests, open streams and unfinished background responses are counted in Redis, so that the limits apply
+across all replicas.
 
-1. If Redis is unavailable, every request is admitted, and a metric counts it.
-2. A stream counts while it is open. Its replica renews the count. If the replica is lost, the count expires `STREAM_COUNTS`
-   seconds after the last renewal.
-3. A background response counts until it ends, but for at most `JOB_COUNTS` seconds.
+1. If Redis is unavailable, all requests are accepted. A metric counts the requests that were not checked.
+2. A stream is counted while it is open. The replica that serves the stream renews its entry regularly. If the replica is lost,
+   the entry expires `STREAM_COUNTS` seconds after the last renewal.
+3. A background response is counted until it ends, but for at most `JOB_COUNTS` seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ STREAM_COUNTS = 60.0
 JOB_COUNTS = 3600.0
 
 _LIMITS, _STREAMS = "responses_mw.limits", "responses_mw.streams"
-"""Members of a scope: the limits, and the owner and the name of each stream that the request counts."""
+"""Keys in an ASGI scope. Their values are the limits, and the owner and the name of each stream counted for the request."""
 _REFUSED: dict[Kind, tuple[str, int]] = {"streams": ("open streams", 1), "background": ("unfinished background responses", 5)}
-"""What there are too many of, and after how many seconds to retry."""
+"""The objects counted, for the error message, and the number of seconds after which to retry."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -52,13 +53,13 @@ _REFUSAL = ErrorResponse(
 
 
 class APIKeyMiddleware:
-    """Pass requests that carry one of our API keys to `app`, and refuse all others.
+    """ASGI middleware that passes requests with a valid API key to `app`, and refuses requests without one.
 
-    The key is removed from the request. The upstream gets the operator's `upstream.api_key`, or none.
+    The API key is removed from the request, so it is never sent to the upstream. Its name is added to the ASGI scope.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """`upstream_key` replaces the key in the headers. It is for an `app` that forwards them unchanged."""
+        """`upstream_key` replaces the API key in the request's headers. Set it if `app` forwards the headers unchanged."""
         self._app = app
         self._keys = keys
         self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
@@ -78,24 +79,26 @@ class APIKeyMiddleware:
 
 
 class Origins:
-    """The origins of web pages that may send requests with side effects.
+    """Check of the origin of web pages that send requests with side effects.
 
-    Any page can make a browser post to any address. Browsers then name the page's origin in `Origin` or describe it in
-    `Sec-Fetch-Site`. The check matters if the upstream needs no credential. Requests without these headers pass.
+    Any web page can make a browser send a POST request to any address. The browser names the page's origin in `Origin` or
+    describes it in `Sec-Fetch-Site`. The check matters if the upstream requires no credential. These requests are accepted:
 
-    - Pages from our own host and pages whose origin is `allowed` pass.
-    - `Sec-Fetch-Site: same-origin` passes too: a page cannot set it, and a proxy that rewrites `Host` does not change it.
-    - `Origin: null` (a sandboxed frame, a file) passes only if it is `allowed`.
+    - requests without these headers;
+    - requests from pages of our own host, and from pages whose origin is in `allowed`;
+    - requests with `Sec-Fetch-Site: same-origin`, which a page cannot set, and which is still correct behind a proxy that
+      rewrites `Host`.
 
-    This does not protect against DNS rebinding, where the attacker's host name resolves to our address.
+    `Origin: null`, which browsers send for sandboxed frames and local files, is accepted only if it is in `allowed`. The check
+    does not protect against DNS rebinding, in which the attacker's host name resolves to our address.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        """`*` allows all origins."""
+        """`allowed` are origins such as `https://example.com`, or `*` for all origins."""
         self._allowed = frozenset(allowed)
 
     def check(self, headers: Headers) -> None:
-        """Raise `Forbidden` for a request from a page of another origin."""
+        """Raise `Forbidden` if the request with these `headers` is from a page whose origin is not allowed."""
         site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
         if not (site or origins) or "*" in self._allowed or site == "same-origin":
             return
@@ -106,7 +109,7 @@ class Origins:
 
 
 def _host(origin: str) -> str | None:
-    """Return the host and port of an origin, or None if it has none."""
+    """Return the host and port of `origin`, or None if the origin has no host."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -117,10 +120,10 @@ def _host(origin: str) -> str | None:
 
 
 class RateLimits:
-    """The configured limits, and the open streams of this process. Without `usage`, nothing is limited.
+    """The rate limits of owners, and the open streams of this process. If `usage` is None, nothing is limited.
 
-    Only accepted callers are counted, so that an invented credential leaves no trace in Redis. All methods that count raise
-    `RateLimited` and the errors of the `gate`.
+    The `gate` is awaited before anything is counted, so that requests with invalid credentials write nothing to Redis.
+    `request`, `stream` and `background` raise `RateLimited` if the owner is over a limit, and the errors of the gate.
     """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
@@ -133,7 +136,7 @@ class RateLimits:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     async def request(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Count a request for a response, and add the owner's rate to the headers of its answer."""
+        """Count a request that creates a response, and add the `x-ratelimit-*` headers to the HTTP response."""
         if not self.are_set:
             return
         await gate()
@@ -158,7 +161,7 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Count a streamed response until the request with this ASGI `scope` has been answered."""
+        """Count a stream, at most one per request, until `RateLimitMiddleware` has processed the request with this `scope`."""
         if self.are_set and not scope[_STREAMS]:
             await gate()
             name = random_part()
@@ -167,7 +170,7 @@ class RateLimits:
                 self._open.setdefault(owner, set()).add(name)
 
     async def end_stream(self, owner: str, name: str) -> None:
-        """Stop counting a stream."""
+        """Remove the stream `name` from the owner's open streams."""
         self._open[owner].discard(name)
         if not self._open[owner]:
             del self._open[owner]
@@ -175,7 +178,10 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Count the background response that the body creates, until it ends or its creation fails."""
+        """Count the background response that is created in the `with` block.
+
+        If the block raises an exception, the response is no longer counted.
+        """
         await gate()
         is_counted = await self._enter("background", owner, response_id)
         try:
@@ -186,7 +192,10 @@ class RateLimits:
             raise
 
     async def _enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Start counting a stream or background response. Return whether it is counted."""
+        """Count a stream or a background response. Return false if there is no limit or Redis is unavailable.
+
+        Raises `RateLimited` if the owner has reached the limit.
+        """
         maximum = self._maximums[kind]
         if not maximum or self._usage is None:
             return False
@@ -205,14 +214,14 @@ class RateLimits:
         return True
 
     async def _leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Stop counting. If Redis is unavailable, the count expires."""
+        """Remove the entry `name` from Redis. If Redis is unavailable, the entry expires later."""
         assert self._usage is not None
         with suppress(StateUnavailable), anyio.CancelScope(shield=True):
             await self._usage.leave(kind, owner, name)
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[None]:
-        """Renew the counts of open streams until the context exits."""
+        """Renew the entries of open streams in Redis until the context exits."""
         task = asyncio.create_task(self._renew())
         try:
             yield
@@ -233,7 +242,7 @@ _UNLIMITED = RateLimits(None, LimitSettings())
 
 
 class RateLimitMiddleware:
-    """Apply `limits` to the requests to `app`, which gets them from `limits_of`."""
+    """ASGI middleware that makes `limits` available to `app` through `limits_of`, and ends a request's streams with it."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app
@@ -249,17 +258,17 @@ class RateLimitMiddleware:
 
 
 def limits_of(scope: Mapping[str, Any] | None) -> RateLimits:
-    """Return the limits of the request with this ASGI `scope`."""
+    """Return the limits for the request with this ASGI `scope`. Without `RateLimitMiddleware`, nothing is limited."""
     limits: RateLimits = (scope or {}).get(_LIMITS, _UNLIMITED)
     return limits
 
 
 @asynccontextmanager
 async def admitted(scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
-    """Observe a response on the WebSocket with this ASGI `scope`, and count it as a request.
+    """Create the span and the access line of one response on the WebSocket with this ASGI `scope`, and count it as a request.
 
-    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` and the errors of
-    `verify`.
+    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` if the owner is over
+    the limit, and the errors of `verify`.
     """
     with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
         await verify(caller)

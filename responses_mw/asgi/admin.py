@@ -1,9 +1,11 @@
-"""The admin port: `/livez`, `/readyz`, `/metrics` and `/usage`, separate from the public port.
+"""The admin port, which is separate from the public port and serves `/livez`, `/readyz`, `/metrics` and `/usage`.
 
-`/livez` returns 200 while the event loop runs. `/readyz` runs all checks. If a required check fails, it returns 503, so that
-load balancers skip the replica. The checks of the replica itself and of Redis's configuration are required. If Redis or the
-upstream is unavailable, all replicas are affected, so they stay ready unless the probe is `/readyz?require=redis,upstream`. The
-`warnings` in the body are for the operator. No credential is needed, and no answer contains texts of requests.
+`/livez` returns 200 while the event loop runs. `/readyz` runs all checks and returns 503 if a required check fails, so that
+load balancers skip the replica. The checks of the replica itself and of Redis's configuration are always required. An outage of
+Redis or of the upstream affects all replicas, so these checks are required only by `/readyz?require=redis,upstream`. The
+`warnings` in the response are for the operator.
+
+The admin port requires no credential. Its responses never contain text from requests.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from .http_responses import JSONResponse
 logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 3.0
-"""Timeout of a check in seconds, less than the timeout of the Kubernetes probes in the Helm chart."""
+"""Timeout of a check in seconds. It is shorter than the timeout of the Kubernetes probes in the Helm chart."""
 INTERVAL = 10.0
 """Seconds between two measurements of Redis and of the upstream."""
 LAG_INTERVAL = 0.5
@@ -45,13 +47,13 @@ LAG_INTERVAL = 0.5
 
 
 class Finding(NamedTuple):
-    """The result of a check. Its texts are short sentences."""
+    """The result of a check. `fault` and `warnings` are short sentences."""
 
     fault: str = ""
-    """Why the replica cannot serve; empty if it can."""
+    """The reason why the check failed, or "" if it succeeded."""
     warnings: tuple[str, ...] = ()
     away: bool = False
-    """Whether the check failed because it got no answer."""
+    """Whether the check failed because the service returned an error or did not answer in time."""
 
 
 Check = Callable[[], Awaitable[Finding]]
@@ -61,7 +63,7 @@ class Admin:
     """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` are keyed by name, such as `redis`. `state` holds the usage of the owners."""
+        """`checks` maps names, such as `redis`, to checks. `state` provides the usage by owner; None without stored state."""
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()
@@ -89,7 +91,7 @@ class Admin:
         return PlainTextResponse("not found: use /livez, /readyz, /metrics or /usage\n", 404)
 
     async def _usage(self, query: list[tuple[str, str]]) -> Response:
-        """Return each owner's usage on one day, by default today (UTC)."""
+        """Return the usage of all owners on the day in `query`, by default today (UTC)."""
         try:
             [(name, value)] = query or [("day", datetime.now(UTC).date().isoformat())]
             day = date.fromisoformat(value)
@@ -118,7 +120,11 @@ class Admin:
         return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
 
     def _blocks(self, name: str, finding: Finding, required: set[str]) -> bool:
-        """Return whether a finding makes the replica unready. A Redis that was never reached does: its URL may be wrong."""
+        """Return whether a finding makes the replica unready.
+
+        An outage of the upstream or of Redis does so only if the check is in `required`. However, a Redis that this process has
+        never reached makes the replica unready, because its URL may be wrong.
+        """
         is_shared_fault = name == "upstream" or (finding.away and name in self._reached)
         return bool(finding.fault) and (name in required or not is_shared_fault)
 
@@ -143,9 +149,10 @@ def checks(
     drain: Drain | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> dict[str, Check]:
-    """Return the replica's checks by name: the upstream, and the state, a worker and the `drain` if it has them.
+    """Return the replica's checks by name.
 
-    A replica with a `drain` serves HTTP; `is_listening` returns whether it accepts connections yet.
+    The upstream is always checked. Redis, the worker and the HTTP server are checked if `state`, `is_working` or `drain` is
+    given. `is_working` returns whether the worker is claiming jobs, `is_listening` whether the HTTP server accepts connections.
     """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
@@ -168,7 +175,10 @@ async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
 
 
 async def _check_upstream(upstream: Upstream) -> Finding:
-    """Call the upstream with the operator's key, if any. An upstream that refuses the credential is alive, too."""
+    """Request the upstream's models, with `upstream.api_key` if it is set.
+
+    The check fails only if the status is 502, 503 or 504, because an upstream that refuses the credential is available.
+    """
     try:
         await upstream.models(Caller())
     except UpstreamError as error:
@@ -186,7 +196,7 @@ async def _check_state(state: State) -> Finding:
 
 @asynccontextmanager
 async def monitoring(state: State | None, check_upstream: Check | None) -> AsyncIterator[None]:
-    """Measure the queue, Redis's memory, the upstream and the event loop until the context exits."""
+    """Record metrics of the queue, Redis's memory, the upstream and the event loop periodically until the context exits."""
     measuring = [_measure_lag()]
     if state is not None:
         measuring.append(_measure_state(state))
@@ -220,7 +230,7 @@ async def _measure_upstream(check: Check) -> None:
 
 
 async def _measure_lag() -> None:
-    """Measure how late a timer fires. Every other task of this process is delayed as much."""
+    """Record how late a timer fires. All other tasks of this process are delayed by the same time."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL
@@ -233,9 +243,10 @@ async def _measure_lag() -> None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port if it is configured, and take periodic measurements if metrics are exposed.
+    """Serve the admin port until the context exits, if the port is configured.
 
-    Raises `StartupError` if the port cannot be opened.
+    If metrics are exposed, by the admin port or by OpenTelemetry, also record periodic metrics. Raises `StartupError` if the
+    port cannot be opened.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
@@ -247,9 +258,10 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port, or return None if another worker of the same server has it. Raises `StartupError`.
+    """Open the port, or return None if another process of the same server uses it.
 
-    Workers that share their metrics also share the port, because any of them can answer.
+    Processes that share their metrics also share the port, because each of them can serve the metrics of all. Raises
+    `StartupError` if the port cannot be opened for another reason.
     """
     shares = server_group() is not None and is_shared()
     try:
@@ -264,7 +276,10 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
 @asynccontextmanager
 async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve `admin` in this event loop. The server of the public port handles signals and configures logging."""
+    """Serve `admin` in this event loop until the context exits.
+
+    Signals and logging are left to the server of the public port.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):

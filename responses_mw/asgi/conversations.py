@@ -31,7 +31,7 @@ MAX_NEW_ITEMS = 20
 
 @dataclass(eq=False)
 class ConversationRoutes:
-    """The endpoints. `state` is None without stored state."""
+    """The endpoints of the Conversations API. `state` is None if the server has no stored state."""
 
     upstream: Upstream
     state: State | None
@@ -71,7 +71,7 @@ class ConversationRoutes:
         include = included(request)
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items")
-        if "items" not in body:  # or null
+        if "items" not in body:  # `_body` omits nulls
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
         made = RunIds(_id(request).removeprefix("conv_"))
@@ -93,13 +93,16 @@ class ConversationRoutes:
         return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
-        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`: returns the conversation"""
+        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`. The response is the conversation."""
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
     async def _verified(self, request: Request) -> tuple[State, Caller]:
-        """Return the state and the caller, once the caller is accepted. Raises `NotSupported` without state."""
+        """Verify the caller. Return the state and the caller.
+
+        Raises `NotSupported` if there is no state, and the errors of `Upstream.verify`.
+        """
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)
         if self.state is None:
@@ -107,7 +110,10 @@ class ConversationRoutes:
         return self.state, caller
 
     async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
-        """Parse the `items` of a body of `size` bytes into items to store, with ids from `made`."""
+        """Return the items to store.
+
+        `value` is the member `items` of a body of `size` bytes. `made` generates the ids of the items.
+        """
         items = await by_size(size, self._parsed, value)
         return with_ids(await resolved(items, state, owner, "items"), made)
 
@@ -118,7 +124,8 @@ class ConversationRoutes:
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
         """Return the members of the body that are not null, and the body's size in bytes.
 
-        Raises `BadRequest` if the body has members other than `names`, or lacks `required`, which may be null.
+        Raises `BadRequest` if the body has a member that is not in `names`, or if the member `required` is missing. It may be
+        null.
         """
         sent, size = await self.reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")

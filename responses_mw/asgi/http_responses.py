@@ -1,7 +1,7 @@
 """HTTP responses: JSON, errors, and the events of a run.
 
-The events become a stream of server-sent events, or the document of the last event as JSON. If the client disconnects, the run
-and its request to the upstream are cancelled.
+The events are sent as a stream of server-sent events, or the document in the last event is sent as JSON. If the client
+disconnects, the run and its request to the upstream are cancelled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .telemetry import TelemetryMiddleware
 logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[Any, None]
-"""Batches of events, from a run or from a log."""
+"""Batches of events, from a run or from the log of a background response."""
 
 KEEP_ALIVE_INTERVAL = 15.0
-"""Seconds without events after which a stream sends a comment or a `keepalive` event."""
+"""Number of seconds without events after which a comment or a `keepalive` event is sent."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,17 +42,17 @@ _TRY_AGAIN_LATER = 1013
 
 
 class JSONResponse(responses.JSONResponse):
-    """Starlette's response, encoded by orjson."""
+    """Starlette's JSON response, but encoded by orjson."""
 
     def render(self, content: Any) -> bytes:
         return orjson.dumps(content)
 
 
 class ErrorResponse(JSONResponse):
-    """Answer an HTTP request with an error in OpenAI's format, or refuse a WebSocket that has not been accepted."""
+    """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade that is refused."""
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """`cause` is the original exception, if the client must not see it."""
+        """`cause` is the exception that is logged instead of `error` if its message must not be sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = cause or error
 
@@ -64,9 +64,10 @@ class ErrorResponse(JSONResponse):
         await super().__call__(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a WebSocket, and observe the refusal like an HTTP request.
+        """Refuse a WebSocket with an HTTP response, and record the refusal like an HTTP request.
 
-        A server without the ASGI extension for refusals with a body closes the WebSocket, and the client gets a 403.
+        If the ASGI server does not support the extension `websocket.http.response`, close the WebSocket. The client then gets a
+        403 without a body.
         """
 
         async def send_refusal(message: Message) -> None:
@@ -80,7 +81,10 @@ class ErrorResponse(JSONResponse):
 
 
 def error_response(error: Exception) -> ErrorResponse | None:
-    """Return the response to a request that failed with `error`, or None if the client has disconnected."""
+    """Return the response to a request that failed with `error`, or None if `error` is `ClientDisconnect`.
+
+    An exception that is not an `APIError` is logged and becomes a 500.
+    """
     if isinstance(error, APIError):
         return ErrorResponse(error)
     if isinstance(error, ClientDisconnect):
@@ -90,13 +94,13 @@ def error_response(error: Exception) -> ErrorResponse | None:
 
 
 class EventResponse:
-    """Answer with the events of one run."""
+    """Base class of the responses that are made from the events of one run."""
 
     def __init__(self, run: Run, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
         self.has_started = False
-        """Whether the response may have started. Then an error can no longer replace it."""
+        """Whether the response may have started, so that it can no longer be replaced with an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
@@ -110,7 +114,7 @@ class EventResponse:
             try:
                 await self._answer(scope, receive, send)
             except OSError:
-                logger.debug("the client disconnected")  # some servers report this by an OSError
+                logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
             except Exception as error:
                 if self.has_started:
                     raise  # the server closes the connection, so that the client sees an incomplete response
@@ -130,7 +134,7 @@ async def cancel_on_disconnect(receive: Receive, reply: anyio.CancelScope) -> No
 
 
 class RunJSONResponse(EventResponse):
-    """Answer with the final document of the run."""
+    """A JSON response with the document in the run's last event."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
@@ -144,7 +148,7 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """Stream the events as they are made. Each batch is sent as one ASGI message, so no event is split."""
+    """A stream of the run's events as server-sent events. Each batch is sent as one ASGI message, so no event is split."""
 
     def __init__(self, run: Run, settings: ServerSettings) -> None:
         super().__init__(run, settings)
@@ -154,7 +158,7 @@ class EventStreamResponse(EventResponse):
         self._keeping_alive: asyncio.Task[None] | None = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self._run)  # an error up to here still sets the HTTP status
+        first = await anext(self._run)  # an error until here can still become an HTTP error response
         self.has_started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
@@ -176,7 +180,10 @@ class EventStreamResponse(EventResponse):
         return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
-        """Check once per interval whether anything was sent. This needs no timer per token and no task per stream."""
+        """Send a keep-alive if nothing was sent during the last interval, and schedule the next check.
+
+        One check per interval needs neither a timer per token nor a task per stream.
+        """
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
         self._silent = True
@@ -191,9 +198,9 @@ class EventStreamResponse(EventResponse):
 
 
 class LogStreamResponse(EventStreamResponse):
-    """Stream the log of a background response.
+    """A stream of the events in the log of a background response.
 
-    If it ends without its final batch, no `[DONE]` is sent, and the client must resume on another replica.
+    If the final batch is missing when `batches` ends, `[DONE]` is not sent, and the client must resume on another replica.
     """
 
     def __init__(self, batches: AsyncGenerator[Batch, None], settings: ServerSettings) -> None:

@@ -1,4 +1,7 @@
-"""Requests with an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): a repeat gets the first one's response."""
+"""Idempotent requests with an `Idempotency-Key` header (draft-ietf-httpapi-idempotency-key-header).
+
+A request that repeats the key gets the response to the first request with the key.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,16 @@ HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[!-~]{1,255}")
 RENEWAL_INTERVAL = LEASE / 3
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
-"""Initial and maximum seconds between two checks whether the other request has ended."""
+"""Initial and maximum number of seconds between two checks whether the other request has ended."""
 
 
 async def once(
     headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the guard of a request with a key, or None without a key.
+    """Return the guard of a request, or None if `headers` contain no `Idempotency-Key`.
 
-    Raises `BadRequest` if the key is invalid or the response cannot be stored.
+    `body` is the request's decoded body, and `parsed` the request parsed from it. Raises `BadRequest` if the key is invalid, if
+    the request sets `store: false`, or if the server has no stored state.
     """
     keys = headers.getlist(HEADER)
     if not keys:
@@ -57,7 +61,7 @@ async def once(
 
 @dataclass(eq=False)
 class OnceOnly:
-    """Keeps a request with a key from running twice."""
+    """Guard that prevents a request with an idempotency key from running twice."""
 
     reservation: Reservation
     state: State
@@ -66,10 +70,11 @@ class OnceOnly:
     _may_exist: bool = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
-        """Return the key's response. If there is none, reserve the key and return None: the caller must make the response.
+        """Return the response that has been created with the key. If there is none, reserve the key and return None.
 
-        If another request is making the response, wait for it, or raise `Conflict` if `wait` is false. Raises `BadRequest` if
-        the key belongs to another body, `Missing` if its response has been deleted, and the gate's errors.
+        If another request is creating the response, wait until it has ended if `wait` is true. Raises `Conflict` if another
+        request is creating the response and `wait` is false, `BadRequest` if the key was used with another body, `Missing` if
+        the response has been deleted, and the errors of the gate.
         """
         await self.gate()
         pause = _MIN_PAUSE
@@ -95,7 +100,10 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of a foreground run, or of the response that the key already has."""
+        """Yield the events of a foreground run, or those of the response that has already been created with the key.
+
+        `batches` are the events of the run, which starts only if the key is unused. Raises the errors of `earlier`.
+        """
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
@@ -114,8 +122,11 @@ class OnceOnly:
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Renew the key's lease while the body makes the response. Release the key if the body fails, unless the response may
-        have been stored."""
+        """Renew the key's lease during the `with` block, in which the response is created.
+
+        If the block raises an exception, release the key. Keep the key, however, if the response may have been stored and the
+        exception is a cancellation or `StateUnavailable`.
+        """
         renewing = asyncio.create_task(self._renew())
         try:
             yield
@@ -128,15 +139,17 @@ class OnceOnly:
             await asyncio.gather(renewing, return_exceptions=True)
 
     async def name(self, response_id: str) -> None:
-        """Record the id of a background response that is about to be created. Raises `Conflict` if the key's lease has expired
-        and another request has the key."""
+        """Record the id of a background response that is about to be created.
+
+        Raises `Conflict` if the key's lease has expired and another request has reserved the key.
+        """
         if not await self.reservation.name(response_id):
             message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
         self._may_exist = True
 
     async def complete(self, response_id: str) -> None:
-        """Record that the key's response is complete, so that repeats get it."""
+        """Record that the response is complete, so that repeated requests get it. If Redis is unavailable, log a warning."""
         self._may_exist = True
         try:
             await self.reservation.complete(response_id)

@@ -1,10 +1,12 @@
-"""The standalone server: uvicorn with a drain, and with fixes for three weaknesses of its protocols.
+"""The standalone server: uvicorn with a graceful shutdown, and with fixes for three weaknesses of its protocol classes.
 
-- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request,
-  which no proxy in front has seen. We refuse such a request and close its connection.
-- uvicorn appends the trailers of a chunked body to the request's headers, although no proxy in front has checked them. We drop
-  trailers (RFC 9110, section 6.5.1).
-- uvicorn limits the size of each WebSocket message, but not of the messages of all WebSockets together. We limit that, too.
+- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses the body as another
+  request, which no proxy in front of the server has checked. This server refuses an upgrade request with a body and closes its
+  connection.
+- uvicorn appends the trailers of a chunked body to the request's headers, although no proxy has checked them as headers. This
+  server discards trailers (RFC 9110, section 6.5.1).
+- uvicorn limits the size of each WebSocket message, but not the total size of the messages of all WebSockets. This server also
+  limits the total.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 12.0
-"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent during this time,
-which takes up to 10 s while Redis is unavailable."""
+"""Number of seconds from the end of the drain until open connections are closed.
+
+During this time, failed responses are stored and sent. Storing them takes up to 10 s if Redis is unavailable.
+"""
 
 _TRY_AGAIN_LATER = 1013
 
@@ -42,13 +46,15 @@ _TRY_AGAIN_LATER = 1013
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it exits.
 
-    After the first signal, requests in progress have `drain_timeout` seconds to finish; then their responses fail and proxied
-    streams are cut. A second signal ends the drain, a third ends the process. uvicorn itself cancels requests, and logs errors,
-    `config.timeout_graceful_shutdown` seconds after the first signal; set that to `drain_timeout + END_TIMEOUT`.
+    After the first signal, requests in progress have `drain_timeout` seconds to finish. Then the remaining responses fail, and
+    proxied streams are closed. A second signal ends the drain immediately. A third signal ends the process.
+
+    uvicorn itself cancels requests and logs errors `config.timeout_graceful_shutdown` seconds after the first signal. Set this
+    option to `drain_timeout + END_TIMEOUT`.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
-        """`on_start` is called in the event loop once the server is listening."""
+        """`on_start` is called in the event loop when the server is listening."""
         super().__init__(config)
         self._app = app
         self._drain_timeout = drain_timeout
@@ -58,14 +64,14 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def address(self) -> Any:
-        """The address of the listening socket."""
+        """The address of the listening socket, as returned by `getsockname`."""
         return self.servers[0].sockets[0].getsockname()
 
     def stop(self) -> None:
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's method would raise the signal again after the shutdown, so that the exit status would not be 0.
+        # uvicorn's own method raises the signal again after the shutdown, so the exit status would not be 0.
         if not self.should_exit:
             self.stop()
         elif not self._hurry.is_set():
@@ -101,16 +107,16 @@ class DrainingServer(uvicorn.Server):
         await self._app.fail_runs()
 
     def _in_progress(self) -> str:
-        """Describe the unfinished requests and background responses in words. Returns "" if there are none."""
+        """Return the numbers of unfinished requests and background responses as text, or "" if there are none."""
         counts = {"requests": len(self.server_state.tasks), "background responses": self._app.running_jobs}
         return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol. The only upgrade that it accepts is a GET without a body, to WebSocket.
+    """uvicorn's httptools protocol with checks of upgrade requests.
 
-    An upgrade to another protocol is ignored, and the connection is closed after the answer. Refused upgrades and invalid HTTP
-    get a 400 in OpenAI's format.
+    An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
+    connection is closed after the response. Invalid upgrade requests and invalid HTTP get a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None
@@ -118,7 +124,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.headers = []  # uvicorn appends trailers to this list, so it must no longer be the application's headers
+            self.headers = []  # uvicorn appends trailers to this list, which must no longer be the list in the scope
             return
         before = self.cycle
         try:
@@ -127,7 +133,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._refusal = error
             raise  # the parser reports it to uvicorn, which calls send_400_response
         super().on_headers_complete()
-        if self.cycle is not before:  # not a WebSocket: the application gets it as a plain request
+        if self.cycle is not before:  # not a WebSocket, so the request is passed to the application as a plain request
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
@@ -140,12 +146,15 @@ class HTTPProtocol(HttpToolsProtocol):
 
     @property
     def answered(self) -> dict[str, Any] | None:
-        """The scope of the request whose response has started but not ended, or None."""
+        """The scope of the request whose response has started but not ended, or None if there is no such request."""
         return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
-        """Send a 400 and close the connection. While an earlier request is being answered, send nothing: the connection closes
-        after that answer, or at once if its request is incomplete."""
+        """Send a 400 and close the connection.
+
+        If the response to an earlier request has not ended, no 400 is sent. The connection is then closed after that response,
+        or immediately if the body of the earlier request is incomplete.
+        """
         if self._is_idle() or self._is_first_and_unanswered():
             self.transport.write(self._answer_to(msg))
             self.transport.close()
@@ -155,11 +164,11 @@ class HTTPProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _is_idle(self) -> bool:
-        """Return whether all requests on the connection have been answered."""
+        """Return whether the responses to all requests on the connection have ended."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
     def _is_first_and_unanswered(self) -> bool:
-        """Return whether the error is in the body of the only request, and its answer has not started."""
+        """Return whether the body of the only request is incomplete and its response has not started."""
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _answer_to(self, message: str) -> bytes:
@@ -175,7 +184,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, in which `inbound` limits the memory of incomplete messages."""
+    """uvicorn's WebSocket protocol with a limit on the total size of incomplete messages.
+
+    `inbound` is shared by all connections.
+    """
 
     inbound: ClassVar[Inbound]
 
@@ -204,11 +216,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Let the application close the WebSocket after its last response. uvicorn would close it at once."""
+        """Close the connection only if its handshake is incomplete.
+
+        Otherwise the application closes the WebSocket after its last response. uvicorn's own method closes it immediately.
+        """
         if not self.handshake_complete:
             super().shutdown()
 
 
 def websocket_protocol(inbound: Inbound) -> type[WebSocketProtocol]:
-    """Return a protocol class whose connections share `inbound`."""
+    """Return a subclass of `WebSocketProtocol` whose connections share `inbound`."""
     return type("WebSocketProtocol", (WebSocketProtocol,), {"inbound": inbound})

@@ -22,12 +22,15 @@ from .telemetry import TelemetryMiddleware
 
 _OURS = re.compile(r"/v1/(responses|conversations)(/|\Z)")
 _END_TIMEOUT = 5.0
-"""Maximum seconds for storing failed responses when the lifespan ends."""
+"""Maximum number of seconds for storing failed responses when the lifespan ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The application for our paths, and the objects that the middleware needs from it. `jobs` is None without stored state."""
+    """The open application: `routes` serves our paths, and the middleware uses its other objects.
+
+    `jobs` is None if the server has no stored state.
+    """
 
     routes: ASGIApp
     drain: Drain
@@ -36,7 +39,10 @@ class Application:
 
 
 class Dispatcher:
-    """Pass requests for our paths to the application, and all others to `app`. The application is open during the lifespan."""
+    """ASGI middleware that passes requests for our paths to the application, and all other requests to `app`.
+
+    The application is opened when the lifespan starts, and closed when it ends.
+    """
 
     def __init__(
         self,
@@ -44,16 +50,19 @@ class Dispatcher:
         server: ServerSettings,
         open_application: Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]],
     ) -> None:
-        """`open_application` takes the members of the host's scope that are passed to calls outside a request."""
+        """`open_application` returns a context manager that opens the application.
+
+        Its argument contains the members `app` and `state` of the host's lifespan scope, for calls to `app` outside a request.
+        """
         self.app = app
         self._server = server
         self._open_application = open_application
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
         self.application: Application | None = None
-        """The application, while it is open."""
+        """The application, or None if it is not open."""
         self.is_listening = True
-        """Whether the server accepts connections. A server that opens its port after the lifespan has started sets it."""
+        """Whether the server accepts connections. `DrainingServer` sets this to false until it has opened its port."""
         self._closing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,18 +86,24 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope) -> None:
-        """Refuse upgrade requests that the host's server may have misread, and WebSockets if they are turned off."""
+        """Check a request for an upgrade, and refuse WebSockets if they are turned off.
+
+        Raises the errors of `check_upgrade`, and `UpgradeRequired` for a WebSocket.
+        """
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and self.serves(scope):
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def serves(self, scope: Scope) -> bool:
-        """Return whether the request with this ASGI `scope` is for the application."""
+        """Return whether the application, not the wrapped `app`, serves the request with this ASGI `scope`."""
         return self._our_path(scope) is not None
 
     def _our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, or None if it is not ours. Some hosts include their `root_path` in the path."""
+        """Return the path from `/v1` on, or None if the path is not one of ours.
+
+        `root_path` is removed, because some hosts include it in the path.
+        """
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):
@@ -101,7 +116,10 @@ class Dispatcher:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Open before the wrapped application starts, and close after it has stopped. Background jobs run in between."""
+        """Pass the lifespan to the wrapped `app`. Open the application before `app` starts; close it after `app` has stopped.
+
+        The worker starts when `app` has started, and stops before `app` receives the shutdown message.
+        """
 
         async def receive_and_open() -> Message:
             message = await receive()
@@ -133,7 +151,10 @@ class Dispatcher:
             return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open the application on the first request if the host runs no lifespan. It is closed when the event loop ends."""
+        """Open the application on the first request, for hosts without lifespan support.
+
+        The application is closed when the event loop ends.
+        """
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
@@ -154,19 +175,22 @@ class Dispatcher:
         return jobs.running if jobs else 0
 
     def stop(self) -> None:
-        """Begin the drain: claim no more jobs, end the streams of background responses, and close idle WebSockets."""
+        """Begin the drain. Stop claiming jobs, end the streams of background responses, and close idle WebSockets."""
         if self.application:
             self.application.drain.begun.set()
             if self.application.jobs:
                 self.application.jobs.stop()
 
     async def fail_runs(self) -> None:
-        """End the drain: fail the foreground responses that are still in progress."""
+        """End the drain. Fail the foreground responses that are still in progress, and wait until they are stored."""
         if self.application:
             await self.application.drain.fail_runs()
 
     async def _drain(self) -> None:
-        """Drain when the lifespan ends, for hosts that do not call `stop`. Their requests have ended or been cancelled."""
+        """Drain when the lifespan ends, because not every host calls `stop`.
+
+        At this point, the host has already completed or cancelled its requests.
+        """
         self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):

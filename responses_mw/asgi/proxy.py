@@ -1,12 +1,13 @@
 """A reverse proxy for all paths that are not ours.
 
-1. Path, query, bodies and headers pass unchanged, except hop-by-hop headers (RFC 9110, section 7.6.1), `Host` and
-   `X-Forwarded-*`.
-2. Bodies are streamed in both directions with backpressure. Each chunk read is written at once.
-3. When the client disconnects, the connection to the upstream is closed at once.
-4. If the upstream's response is interrupted, the client's response never ends cleanly.
-5. Each side has its own framing. If a body does not match the client's `Content-Length`, the request is refused, or the
-   connection to the upstream is closed.
+1. The path, the query, the body and the headers are forwarded unchanged, except for hop-by-hop headers (RFC 9110, section
+   7.6.1), `Host`, `Expect` and `X-Forwarded-*`.
+2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
+3. When the client disconnects, the connection to the upstream is closed immediately.
+4. If the upstream's response is interrupted, the client's connection is closed without ending the body, so that the client
+   cannot mistake the response for a complete one.
+5. Request bodies are framed anew for the upstream. If a body does not match the client's `Content-Length`, the request is
+   refused. If it is already being forwarded, the connection to the upstream is closed.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ _DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
 _SEPARATORS = re.compile(rb"[/\\]")
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
 _MAX_DECODINGS = 3
-"""How often a path is decoded in the search for dot segments: once more than any known chain of servers decodes it."""
+"""How often a path is decoded to find dot segments. No known chain of servers decodes a path as often."""
 
 
 class ReverseProxy:
-    """An ASGI application that passes requests to `upstream` (`http://vllm:8000`, with or without a base path).
+    """An ASGI application that forwards requests to `upstream`, a URL such as `http://vllm:8000` or `http://vllm:8000/base`.
 
-    `base_path` (`/openai`) is removed from the paths that begin with it. `passable` limits the requests that pass; without it,
-    all but CONNECT and TRACE pass. The `client` has its own timeouts, and is closed at the end of the lifespan.
+    `base_path`, such as `/openai`, is removed from paths that begin with it. `passable` restricts the requests that are
+    forwarded; if it is None, all methods except CONNECT and TRACE are forwarded. `client` defines the timeouts, and is closed
+    at the end of the lifespan.
 
-    The status of errors is 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the client stops
-    sending its body, 400 for invalid framing, and 501 for a WebSocket. Raises `UpstreamError` if the upstream's response is
-    interrupted: the server then closes the client's connection without ending the body.
+    The main errors have these statuses: 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the
+    client stops sending its body, 400 for invalid framing, 501 for a WebSocket. If the upstream's response is interrupted, an
+    `UpstreamError` is raised, so that the server closes the client's connection without ending the body.
     """
 
     def __init__(
@@ -107,7 +109,10 @@ class ReverseProxy:
             raise UpstreamError(f"The upstream closed the connection before its response was complete: {exchange.failure!r}")
 
     def _check(self, scope: Scope, path: bytes) -> None:
-        """Check the head of the request. Raises `APIError`."""
+        """Check the method, the headers and the path of the request.
+
+        Raises `MethodNotAllowed`, `NotFound` or `BadRequest` if the request may not be forwarded.
+        """
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
         if method == "TRACE":  # its response would show the client the headers that we add
@@ -118,9 +123,10 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return the body: bytes if it has arrived in one piece, else a stream, or None if the client has disconnected.
+        """Return the body as bytes if it arrived in one ASGI message, or else as a stream.
 
-        Raises `APIError`.
+        Return None if the client has disconnected. Raises `BadRequest` if the framing is invalid or the body does not match its
+        `Content-Length`, and `RequestTimeout` if the client does not send the body.
         """
         try:
             framing = body_framing(scope["headers"])
@@ -134,7 +140,10 @@ class ReverseProxy:
         return body if first.get("more_body", False) else await anext(body)
 
     async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to the upstream and pass the response to the client."""
+        """Send the request to the upstream and forward the response to the client.
+
+        If the response is interrupted, set `exchange.failure`.
+        """
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
         except APIError as error:  # raised by the request's body
@@ -192,18 +201,19 @@ class ReverseProxy:
 
 @dataclass(slots=True)
 class _Exchange:
-    """Whether the response to a request has started, and the `failure` that interrupted it, if any."""
+    """The progress of one exchange: whether the response has started, and the `failure` that interrupted it, if any."""
 
     has_started: bool = False
     failure: httpx.TransportError | APIError | None = None
 
 
 class _RequestBody(httpx.AsyncByteStream):
-    """The body of a request, read from the client as the upstream accepts it.
+    """A request body, which is read from the client as fast as the upstream accepts it.
 
-    `over` is set after the client's last message. `aborted` is true if the client disconnected before the end. Iterating raises
-    `BadRequest` if the body is shorter than announced, or before it yields a byte beyond the announced length. It raises
-    `RequestTimeout` if the client stops sending.
+    `over` is set after the client's last message. `aborted` is true if the client disconnected before the end of the body.
+
+    Iteration raises `BadRequest` if the body is shorter or longer than announced, before yielding a byte beyond the announced
+    length. It raises `RequestTimeout` if the client stops sending.
     """
 
     def __init__(self, first: Message, receive: Receive, framing: BodyFraming) -> None:
@@ -247,7 +257,10 @@ def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream 
 
 
 async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel the `exchange` when the client disconnects. Until the body is over, only the body reads from the client."""
+    """Cancel `exchange` when the client disconnects.
+
+    `receive` is not called before the body is complete, because until then the body reads from it.
+    """
     if isinstance(body, _RequestBody):
         await body.over.wait()
         if body.aborted:
@@ -257,7 +270,7 @@ async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.C
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the end-to-end headers, with names in lower case as ASGI requires."""
+    """Return `headers` without the hop-by-hop headers. Names are converted to lower case, as ASGI requires."""
     lowered = [(name.lower(), value) for name, value in headers]
     listed = b",".join(value for name, value in lowered if name == b"connection")
     hop_by_hop = _HOP_BY_HOP.union(name.strip().lower() for name in listed.split(b","))
@@ -265,7 +278,11 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """Return the client's headers with `X-Forwarded-*`. `-For` is extended; the others are set unless a proxy has set them."""
+    """Return the client's headers to forward, with `X-Forwarded-*`.
+
+    The client's address is appended to `X-Forwarded-For`. `X-Forwarded-Proto`, `-Host` and `-Port` are set unless a proxy in
+    front has already set them.
+    """
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
     client, server = scope.get("client"), scope.get("server")
@@ -282,7 +299,7 @@ def _request_headers(scope: Scope) -> Headers:
 
 
 async def _send_response(response: httpx.Response, send: Send) -> None:
-    """Send the response except for the end of its body."""
+    """Send the status, the headers and the chunks of the body. The caller must send the end of the body."""
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
         # A 304 may announce the length of the equivalent 200, although its own body is empty.
@@ -293,10 +310,10 @@ async def _send_response(response: httpx.Response, send: Send) -> None:
 
 
 async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-    """End a request that the server has cancelled because it is shutting down.
+    """Handle the cancellation of a request by a server that is shutting down.
 
-    The cancellation is not propagated: uvicorn would log it with a traceback, and answer with a 500. A response that has
-    started stays incomplete, so that uvicorn closes the connection.
+    If the response has not started, send a 503. Otherwise the response stays incomplete, so that uvicorn closes the connection.
+    The cancellation is not propagated, because uvicorn would log it with a traceback and send a 500.
     """
     task = asyncio.current_task()
     if task is not None:
@@ -309,11 +326,11 @@ async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, se
 
 
 class PassablePaths:
-    """The requests that the reverse proxy passes on if API keys are required.
+    """The requests that the reverse proxy forwards if API keys are required.
 
-    The upstream trusts this server and therefore everyone with an API key, so only listed paths pass. An entry is `/v1/` (all
-    paths below it), `/health` (only this path) or `DELETE /v1/files/`. An entry without a method allows GET, HEAD, OPTIONS and
-    POST; GET includes HEAD.
+    The upstream trusts this server and therefore everyone with an API key, so only the listed paths are forwarded. The entry
+    `/v1/` allows all paths below it, and `/health` allows only this path. An entry without a method allows GET, HEAD, OPTIONS
+    and POST. An entry with a method, such as `DELETE /v1/files/`, allows only this method; GET includes HEAD.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -324,7 +341,7 @@ class PassablePaths:
             self._entries.append((frozenset(methods), path.encode()))
 
     def check(self, method: str, path: bytes) -> None:
-        """Raise `NotFound` or `MethodNotAllowed` for a request that may not pass."""
+        """Raise `NotFound` if no entry matches `path`, or `MethodNotAllowed` if no matching entry allows `method`."""
         allowed: set[str] = set()
         for methods, entry in self._entries:
             if path == entry or (entry[-1:] == b"/" and path.startswith(entry)):
@@ -338,10 +355,10 @@ class PassablePaths:
 
 
 def check_path(path: bytes) -> None:
-    """Raise `BadRequest` for a path that some servers may resolve to a different one.
+    """Raise `BadRequest` if some servers may resolve `path` to a different path.
 
-    A path must start with a slash, and contain neither control characters nor a segment `.` or `..`: plain, percent-encoded
-    (once or more), between backslashes, or with parameters (`..;x`).
+    A path must start with a slash and must not be percent-encoded more than twice. It must not contain control characters or a
+    segment `.` or `..`, even if the segment is percent-encoded, delimited by backslashes or followed by parameters (`..;x`).
     """
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")

@@ -1,4 +1,7 @@
-"""Read the caller, body and query of requests, bound the memory of their bodies, and show items as the API returns them."""
+"""Reading of requests (the caller, the body and query parameters), and the format of items in responses.
+
+The total size of the bodies that are being received is limited.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +32,30 @@ from ..upstream import Caller, Standing
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The member of a routed request's scope that holds the host's scope, which does not have our path and router."""
+"""The key in a routed request's scope under which the host's scope, without our path and router, is stored."""
 
 BODY_TIMEOUT = 60.0
-"""Maximum seconds between two pieces of a request body. A slower client has vanished, or holds the connection on purpose."""
+"""Maximum number of seconds between two chunks of a request body.
+
+A slower client has disappeared, or keeps the connection open on purpose.
+"""
 UNCOUNTED = 64 * 1024
-"""The first bytes of each message are not counted by `Inbound`, so that large messages never block small ones."""
+"""Number of bytes at the start of each message that `Inbound` does not count, so that large messages never block small ones."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
-"""Default and maximum number of items of a page."""
+"""Default and maximum number of items on a page."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
 @dataclass
 class Inbound:
-    """Limits the total size of the messages that are being received (bodies, WebSocket frames) to `maximum` bytes."""
+    """The total `size` in bytes of the bodies or WebSocket messages that are being received, limited to `maximum`."""
 
     maximum: int
     size: int = 0
 
 
 class Receiving:
-    """Counts the bytes of one message against the limit until it is cleared."""
+    """Adds the size of one message to an `Inbound`, until `clear` is called."""
 
     __slots__ = ("_inbound", "_size")
 
@@ -58,7 +64,7 @@ class Receiving:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Count another `size` bytes of the message. Raises `Unavailable` beyond the maximum."""
+        """Add `size` bytes of the message. Raises `Unavailable` if the total exceeds the maximum."""
         inbound, counted = self._inbound, self._counted
         self._size += size
         inbound.size += self._counted - counted
@@ -66,7 +72,7 @@ class Receiving:
             raise Unavailable("The server is receiving too many large requests.")
 
     def clear(self) -> None:
-        """Stop counting the bytes received so far."""
+        """Subtract the bytes of the message from the total."""
         self._inbound.size -= self._counted
         self._size = 0
 
@@ -76,7 +82,7 @@ class Receiving:
 
 
 class Reader:
-    """Reads the callers and the bodies of requests."""
+    """Reader of the callers and the bodies of requests."""
 
     def __init__(
         self,
@@ -87,7 +93,10 @@ class Reader:
         *,
         refuses_unknown: bool,
     ) -> None:
-        """`forward_headers` are the names of the headers that the upstream gets in addition to `authorization`."""
+        """`forward_headers` are the names of the headers that are forwarded to the upstream in addition to `authorization`.
+
+        If `refuses_unknown` is true, unknown members of a request are refused.
+        """
         self._auth = auth
         self._max_bytes = limits.max_request_bytes
         self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
@@ -96,18 +105,27 @@ class Reader:
         self._refuses_unknown = refuses_unknown
 
     def parse(self, body: Any, size: int) -> CreateResponse:
-        """Return the request with its prompt template applied. `size` is the body's size in bytes. Raises `BadRequest`."""
+        """Apply the prompt template of a decoded body, and parse the result.
+
+        `size` is the body's size in bytes. Raises `BadRequest` if the body is invalid.
+        """
         return self.resolve_and_parse(body, size)[1]
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
-        """Return the body with its prompt template applied, and the request. Raises `BadRequest`."""
+        """Apply the prompt template of a decoded body. Return the new body, and the request parsed from it.
+
+        `size` is the body's size in bytes. Raises `BadRequest` if the body is invalid.
+        """
         if self._refuses_unknown:
             refuse_unknown(body)
         resolved = self._prompts.resolve(body)
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller of the request. Raises `BadRequest` or `Forbidden` for an invalid tenant."""
+        """Return the caller of the request, and add the owner and the API key to the request's facts.
+
+        Raises `BadRequest` if the tenant is missing or ambiguous, and `Forbidden` if the API key may not name a tenant.
+        """
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:
             if raw in self._forwarded:
@@ -119,7 +137,12 @@ class Reader:
         return Caller(owner, headers, request.scope.get(HOST_SCOPE, request.scope), standing)
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """Return what `parse` returns for the decoded body and its size in bytes. Raises `APIError`."""
+        """Read and decode the body, and return the result of `parse(body, size)`. `size` is the body's size in bytes.
+
+        Raises `BadRequest` if the body is compressed or is not JSON, `TooLarge` if it exceeds a limit, `RequestTimeout` if the
+        client stops sending, `Unavailable` if too many large bodies are being received, `ClientDisconnect`, and the errors of
+        `parse`.
+        """
         receiving = Receiving(self._inbound)
         try:
             data = await self._body(request, receiving)
@@ -147,7 +170,10 @@ class Reader:
 
 
 async def next_message(receive: Receive) -> Message:
-    """Return the next piece of a body. Raises `RequestTimeout` after `BODY_TIMEOUT` seconds."""
+    """Return the next ASGI message of a request body.
+
+    Raises `RequestTimeout` if the message does not arrive within `BODY_TIMEOUT` seconds.
+    """
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await receive()
@@ -156,9 +182,9 @@ async def next_message(receive: Receive) -> Message:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the `order`, `limit` and cursor `after` of the page that the query selects, by default the newest 20 items.
+    """Return the query parameters `order`, `limit` and `after` of a list request. The default is the newest 20 items.
 
-    Raises `BadRequest`.
+    Raises `BadRequest` if `order` or `limit` is invalid.
     """
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
@@ -167,29 +193,29 @@ def paging(request: Request) -> dict[str, Any]:
 
 
 def number(request: Request, name: str, default: int) -> int:
-    """Return a query parameter as an integer. Raises `BadRequest`."""
+    """Return the query parameter `name` as an integer. Raises `BadRequest` if it is not an integer."""
     value = request.query_params.get(name)
     if value is None:
         return default
-    if not _INTEGER.fullmatch(value):  # int() also accepts '1_0', ' 1', '+1'
+    if not _INTEGER.fullmatch(value):  # int() would also accept '1_0', ' 1' and '+1'
         return checks.wrong_type(name, "an integer", value)
     return int(value)
 
 
 def flag(request: Request, name: str) -> bool:
-    """Return a boolean query parameter, by default false. Raises `BadRequest`."""
+    """Return the boolean query parameter `name`, by default false. Raises `BadRequest` if it is not `true` or `false`."""
     return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
 
 
 def included(request: Request) -> frozenset[str]:
-    """Return the values of the query parameter `include`. Raises `BadRequest` for an unknown one."""
+    """Return the values of the query parameter `include`. Raises `BadRequest` if a value is unknown."""
     query = request.query_params
     values = [*query.getlist("include"), *query.getlist("include[]")]
     return frozenset(checks.one_of(value, "include", INCLUDABLE) for value in values)
 
 
 _PARTS = {"message": "content", "reasoning": "content", "function_call_output": "output"}
-"""The member of an item that lists its content parts."""
+"""The member that contains the content parts, by type of item."""
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _DEFAULTS: dict[str, dict[str, Any]] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
@@ -208,8 +234,11 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return `item` as the API returns it: parts with their standard types and default members, and without members that
-    `include` does not request."""
+    """Return `item` as the API returns it.
+
+    Members that must be requested are removed unless they are in `include`. Content parts get their standard types and default
+    members.
+    """
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)

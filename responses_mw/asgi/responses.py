@@ -43,7 +43,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
 
 @dataclass(eq=False)
 class ResponseRoutes:
-    """The endpoints. `state` and `jobs` are None without stored state."""
+    """The endpoints of the Responses API. `state` and `jobs` are None if the server has no stored state."""
 
     runner: Runner
     upstream: Upstream
@@ -114,7 +114,10 @@ class ResponseRoutes:
         return document
 
     async def connect(self, request: Request) -> ASGIApp:
-        """`GET /v1/responses`: refuse a plain GET, and an upgrade to WebSocket that the ASGI server does not support."""
+        """`GET /v1/responses` over HTTP, which is always refused.
+
+        Raises `UpgradeRequired` for a WebSocket upgrade that the ASGI server does not support, or else `MethodNotAllowed`.
+        """
         if request.headers.get("upgrade", "").lower() == "websocket":
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
@@ -174,7 +177,7 @@ class ResponseRoutes:
         return RunJSONResponse(events(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses/input_tokens`: count the tokens of the chat request that `create` would send."""
+        """`POST /v1/responses/input_tokens`. Count the input tokens that `create` would send to the model."""
         parsed = await self.reader.read(request, self._parse_counted)
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)  # some upstreams tokenize without a credential
@@ -187,9 +190,9 @@ class ResponseRoutes:
         return replace(self.reader.parse(body, size), stream=False, store=False, background=False)
 
     async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
-        """Return the state, the jobs, the caller and the id of a stored response, once the caller is accepted.
+        """Verify the caller. Return the state, the jobs, the caller and the id of the response in the path.
 
-        Raises `NotFound` without state.
+        Raises `NotFound` if there is no state, and the errors of `Upstream.verify`.
         """
         caller, response_id = self.reader.caller(request), request.path_params["response_id"]
         await self.upstream.verify(caller)
@@ -204,13 +207,13 @@ def _cache_status() -> dict[str, str]:
 
 
 def _listed_names(names: Iterable[str]) -> str:
-    """Return the first few `names` as a header's value."""
+    """Return at most 16 of the `names` as a header value, with `...` if there are more."""
     listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
     return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 
 
 def _starting_after(request: Request) -> int:
-    """Return the sequence number of the last event that the client has, or -1."""
+    """Return the query parameter `starting_after`, or -1 if it is missing. Raises `BadRequest` if it is invalid."""
     if "starting_after" not in request.query_params:
         return -1
     return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=_MAX_SEQUENCE_NUMBER)

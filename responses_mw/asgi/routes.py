@@ -1,8 +1,8 @@
-"""The routes of our paths, and the only place where an exception becomes a response.
+"""The routes of our paths, the conversion of exceptions to responses, and the OpenAPI document.
 
-The router and the OpenAPI 3.1 document are made from one table. The document describes what this server checks: methods,
-parameters, the members of bodies, and errors. Responses, items and events are defined by OpenAI; the document describes them
-only as far as is needed to tell them apart.
+The router and the OpenAPI 3.1 document are made from the same table. The document describes what this server checks: methods,
+parameters, the members of bodies, and errors. Responses, items and events are defined by OpenAI, so the document describes
+only the members that distinguish them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from .websocket import WebSockets
 class Operation:
     """An HTTP method of a path: its endpoint, its input and its output.
 
-    `answer` and `body` name schemas; `query` and `headers` name parameters.
+    `answer` and `body` are the names of the schemas of the response and of the request body. `query` and `headers` are the
+    names of parameters. `streams` is true if the response may be a stream of events.
     """
 
     endpoint: Callable[..., Any]
@@ -134,7 +135,7 @@ ROUTES: dict[str, dict[str, Operation]] = {**_RESPONSES, **_CONVERSATIONS}
 class Routes:
     """An ASGI application that serves all paths under `/v1/responses` and `/v1/conversations`.
 
-    An unknown path gets a 404 in OpenAI's format, never the host's. `scope["responses_mw.path"]` is the path from `/v1` on.
+    `scope["responses_mw.path"]` must be the path from `/v1` on. An unknown path gets a 404 in OpenAI's format, not the host's.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class _Resource:
-    """An ASGI application that serves one path."""
+    """An ASGI application that serves the endpoints of one path, and converts their exceptions to error responses."""
 
     path: str
     endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]
@@ -250,7 +251,7 @@ _HEADERS: dict[str, Schema] = {
 
 
 def _object(**members: Schema) -> Schema:
-    """Return the schema of an object that has these members and possibly others."""
+    """Return the schema of an object that must have `members` and may have further members."""
     return {"type": "object", "properties": members, "required": list(members)}
 
 
@@ -259,7 +260,7 @@ def _body(required: tuple[str, ...] = (), **members: Schema) -> Schema:
 
 
 def _schemas(*, closed: bool) -> dict[str, Schema]:
-    """Return the schemas of bodies and answers. If `closed`, `CreateResponse` allows no unknown members."""
+    """Return the schemas of request and response bodies. If `closed` is true, `CreateResponse` allows no unknown members."""
     create = create_schema(closed=closed)
     compacted = {name: create["properties"].get(name, {}) for name in sorted(COMPACT_MEMBERS)}
     return {
@@ -294,9 +295,10 @@ def _content(name: str) -> Schema:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> Schema:
-    """Return the document. If `needs_key`, an API key is required; otherwise the upstream checks the credential.
+    """Return the OpenAPI document.
 
-    If `closed`, `CreateResponse` allows no unknown members.
+    If `needs_key` is true, every request must have an API key. If not, a credential is optional, because only the upstream
+    checks it. If `closed` is true, `CreateResponse` allows no unknown members.
     """
     return {
         "openapi": "3.1.0",
@@ -339,7 +341,7 @@ def _operation(path: str, operation: Operation) -> Schema:
 
 
 class DescriptionMiddleware:
-    """Answer `GET /openapi.json` with the description of our routes; pass everything else to `app`."""
+    """ASGI middleware that serves the OpenAPI document at `/openapi.json`, and passes all other requests to `app`."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool) -> None:
         self._app = app

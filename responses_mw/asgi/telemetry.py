@@ -1,4 +1,4 @@
-"""Middleware that gives each request a span, metrics and an access log line, and adds headers to its answer."""
+"""Middleware that records a span, metrics and an access log line for each request, and adds headers to its response."""
 
 from __future__ import annotations
 
@@ -28,32 +28,38 @@ from ..telemetry.tracing import (
 logger = logging.getLogger("responses_mw.access")
 
 CLIENT_LEFT = 499
-"""The status recorded if the client disconnected before the answer started, as in nginx."""
+"""The status that is recorded if the client disconnected before the response started, as in nginx."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Headers, or a function that returns them when the answer starts."""
+"""Headers, or a function that is called when the response starts and returns the headers."""
 
 _HEADERS = "responses_mw.headers"
 
 
 def add_headers(scope: Scope, headers: HeaderSource) -> None:
-    """Add headers to the answer to the request with this ASGI `scope`, whether the request succeeds or fails."""
+    """Add `headers` to the HTTP response to the request with this ASGI `scope`, even if the response is an error.
+
+    The request must have passed through a traced `TelemetryMiddleware`. Call this before the response starts.
+    """
     scope[_HEADERS].append(headers)
 
 
 class TelemetryMiddleware:
-    """Observe the HTTP requests to `app`.
+    """ASGI middleware that records a span, metrics and an access log line for each HTTP request to `app`.
 
-    Each request has an id, the caller's `X-Request-Id` or a new one, which the answer returns in the same header. Each token
-    costs one call, which reads two members of the message.
+    The request id is the client's `X-Request-Id` if it is valid, or else a new id. The response has the same header. Nothing is
+    recorded per token: each ASGI message costs only one additional call.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
-        """`route` is reported until `annotate` sets one. If `traced` is false, no span is created, and request and response
-        headers pass unchanged."""
+        """`route` is recorded unless `app` sets a route with `annotate`.
+
+        If `traced` is false, no span is created, and no headers are added to the response, neither `X-Request-Id` nor the
+        headers of `add_headers`.
+        """
         self._app = app
         self._route = route
         self._traced = traced
@@ -93,12 +99,12 @@ class TelemetryMiddleware:
 
 
 class _Answer:
-    """Records the status of an answer, and whether it is a stream and complete, while sending it."""
+    """Sends an HTTP response, and records its status, whether it is a stream, and whether it is complete."""
 
     __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
     def __init__(self, send: Send, added: list[HeaderSource]) -> None:
-        """`added` collects headers until the answer starts."""
+        """`added` are the headers to add. The list is read when the response starts."""
         self._send = send
         self._added = added
         self.status = 0
@@ -129,9 +135,10 @@ class _Answer:
 
 @contextmanager
 def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
-    """Observe one request on a WebSocket, without HTTP metrics.
+    """Record a span and an access log line for one request on a WebSocket, but no HTTP metrics.
 
-    `kind` is the type of the message. `headers` (names in lower case) are the connection's headers.
+    `kind` is the type of the WebSocket message. `headers` are the connection's headers, with names in lower case. `owner` and
+    `key` are the caller's owner and the name of the API key.
     """
     request = RequestContext(f"websocket {kind}", _new_id(), owner, key)
     started = time.perf_counter()
@@ -169,7 +176,7 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
 
 
 def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
-    """Count the response, log a warning if its run failed, and write the access line, which has the route, not the path."""
+    """Count the response, log a warning if its run failed, and log the access line, with the route instead of the path."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
     route = request.route or "-"

@@ -1,19 +1,21 @@
 """WebSocket mode: `GET /v1/responses` with an upgrade (OpenAI reference, "WebSocket mode").
 
-A connection has lanes, each of which has one running response.
+A connection has lanes. The requests of a lane run one after another, and lanes run concurrently.
 
-1. Frames are read as they arrive, so that a disconnect is noticed at once. A limited number of requests wait in their lanes, in
-   order.
-2. Each lane is a task that sends the events of its runs. A client that does not read blocks `send`, and thereby the runs of its
-   own connection.
-3. A connection has a maximum lifetime. After it, or when the server shuts down, the connection accepts no more requests, and is
-   closed when the running responses have ended.
+1. Frames are read as they arrive, so that a disconnect is detected immediately. A limited number of requests can wait in their
+   lanes.
+2. Each lane is a task that sends the events of its runs. If the client does not read, `send` blocks, and so do the runs of the
+   connection.
+3. A connection has a maximum lifetime. When the lifetime has passed or the server shuts down, the connection accepts no more
+   requests. It is closed when the running responses have ended.
 
-A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`, `generate`
-(false: create it without calling the model) and `stream_id` (its lane). A server's frame is the data of one event, with the
-`stream_id` of its lane, if any. There is no `[DONE]`. An error is
-`{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent in place of a response; a response that
-has started ends with `response.failed`. The specification requires a code; the default is the type.
+A frame from the client is an object with a `type`. The frame `response.create` has the members of the body of
+`POST /v1/responses` and two others: `generate`, which is false to create a response without calling the model, and `stream_id`,
+which selects the lane. A frame from the server is the data of one event, with the request's `stream_id`, if any. `[DONE]` is not
+sent.
+
+An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent if the response cannot be
+started. A response that fails later ends with `response.failed`. The specification requires `code`; its default is the type.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ from .websocket_memory import ConnectionHistory, Memory, Share
 logger = logging.getLogger(__name__)
 
 MAX_LIFETIME = 3600.0
-"""Seconds after which a connection accepts no new requests, as at OpenAI. It is closed when its responses have ended."""
+"""Number of seconds after which a connection accepts no more requests, as in OpenAI's API."""
 MAX_LANES = 32
-"""Maximum concurrent responses of a connection. More need another connection, and an owner's connections are limited."""
+"""Maximum number of concurrent responses on a connection."""
 MAX_WAITING = 64
 """Maximum number of waiting requests in all lanes of a connection."""
 
@@ -106,17 +108,20 @@ class WebSockets:
             ).run()
 
     async def _verified(self, scope: Scope) -> Caller:
-        """Return the caller, once the credential is accepted. Raises `APIError`."""
+        """Check the origin, verify the caller and return the caller. Raises `APIError` if the upgrade must be refused."""
         self.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
         caller = self.reader.caller(HTTPConnection(http_scope))
-        # With `generate: false`, a response is created without a call of the upstream that would check the credential.
+        # A request with `generate: false` does not call the upstream, which would check the credential.
         await self.upstream.verify(caller)
         return caller
 
     def _check_number(self, owner: str) -> None:
-        """Raise `APIError` if the owner, or all owners together, have the maximum number of open connections."""
+        """Check the number of open connections.
+
+        Raises `RateLimited` if the owner has reached its maximum, and `Unavailable` if the server has reached its maximum.
+        """
         shares, maximum = self._memory.shares, max(1, self.server.max_websockets // 5)
         if owner in shares and shares[owner].connections >= maximum:
             raise RateLimited(f"You already have {maximum} open WebSocket connections.")
@@ -126,7 +131,7 @@ class WebSockets:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A `response.create`. `body` is the body of the equivalent POST; `size` is the frame's size in bytes."""
+    """A `response.create` frame. `body` is the body of the equivalent POST request, and `size` the frame's size in bytes."""
 
     body: dict[str, Any]
     lane: str | None
@@ -136,15 +141,18 @@ class Create:
 
 @dataclass(eq=False)
 class WebSocketConnection:
-    """An accepted WebSocket. `history` keeps its unstored responses; the owner's `share` counts its waiting requests."""
+    """An accepted WebSocket.
+
+    `history` keeps the connection's unstored responses. The memory of waiting requests is reserved in the owner's `share`.
+    """
 
     runner: Runner
     history: ConnectionHistory
     share: Share
     parse: Callable[[Any, int], CreateResponse]
-    """Parse the body of a request, given its size. Raises `BadRequest`."""
+    """Parse a decoded body, given its size in bytes. Raises `BadRequest` if the body is invalid."""
     admission: Callable[[Caller], AbstractAsyncContextManager[None]]
-    """Return the context manager for one response of a caller. Raises `APIError` if the response is not admitted."""
+    """Return the context manager for one response to a caller. Entering it raises `APIError` if the request is not admitted."""
     caller: Caller
     caching: CacheSettings
     max_frame_bytes: int
@@ -153,11 +161,11 @@ class WebSocketConnection:
     _lanes: dict[str | None, deque[Create]] = field(default_factory=dict)
     """The waiting requests of each lane that has a running response."""
     _refusal: APIError | None = None
-    """Why no more requests are accepted; None while they are."""
+    """The error for further requests, or None while requests are accepted."""
     _idle: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
-        """Serve until the client disconnects, which cancels its runs, or until the connection has been wound up."""
+        """Serve requests until the client disconnects or the server closes the connection. A disconnect cancels all runs."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._wind_up_with_server, group)
@@ -181,7 +189,7 @@ class WebSocketConnection:
         await self._wind_up(group, _SERVICE_RESTART, drain.error())
 
     async def _wind_up(self, group: TaskGroup, code: int, error: APIError) -> None:
-        """Refuse further requests with `error`, and close the connection when the last response has ended."""
+        """Refuse further requests with `error`, and close the connection with `code` when all responses have ended."""
         self._refusal = error
         if self._lanes:
             await self._idle.wait()
@@ -218,7 +226,11 @@ class WebSocketConnection:
             await self._send_error(error, lane)
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
-        """Start the response, or queue the request in its lane. Raises `APIError` if the request is refused."""
+        """Start the response, or queue the request if its lane already has a running response.
+
+        Raises `RateLimited` if the connection or the owner has reached a limit, and `_refusal` if the connection accepts no more
+        requests.
+        """
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)
@@ -236,7 +248,7 @@ class WebSocketConnection:
     # -- responses ------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, first: Create, group: TaskGroup) -> None:
-        """Make the responses of one lane until no request is waiting in it."""
+        """Create the response to `first`, and then to each waiting request of the same lane. Remove the lane at the end."""
         lane = self._lanes[first.lane]
         await self._guard(first, group)
         while lane:
@@ -251,14 +263,14 @@ class WebSocketConnection:
         try:
             await self._respond(create)
         except OSError:
-            logger.debug("the client disconnected")  # some servers report this by an OSError
+            logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
             group.cancel_scope.cancel()
         except Exception:  # the outer edge of a response: close the connection, or the client would wait forever
             logger.exception("a response on a WebSocket failed")
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 
     async def _respond(self, create: Create) -> None:
-        """Send the events of one response, or an error if it is not admitted or fails before it starts."""
+        """Send the events of one response. Send an error if the request is not admitted or fails before the response starts."""
         caller = self.caller.again()
         try:
             async with self.admission(caller):
@@ -267,7 +279,7 @@ class WebSocketConnection:
             await self._send_error(error, create.lane)
 
     async def _run(self, create: Create, caller: Caller) -> None:
-        """Run an admitted request. If it fails, evict the previous response from memory."""
+        """Run an admitted request and send its events. If the run fails, evict the previous response from memory."""
         has_failed, last = True, ""
         try:
             request = await by_size(create.size, self.parse, create.body, create.size)
@@ -288,7 +300,7 @@ class WebSocketConnection:
                 self.history.evict(parent)
 
     async def _send_error(self, error: APIError, lane: str | None) -> None:
-        """Send an error with its HTTP headers, such as `retry-after`."""
+        """Send `error` as a frame, including its HTTP headers, such as `retry-after`."""
         members: dict[str, Any] = error.body()["error"]
         members["code"] = members["code"] or members["type"]
         if error.headers:
@@ -306,7 +318,10 @@ def _data(message: Message) -> bytes:
 
 
 def _decoded(data: bytes, maximum: int) -> dict[str, Any]:
-    """Decode the object in a frame. Raises `BadRequest`, or `TooLarge` beyond `maximum` bytes or `REQUEST_LIMITS`."""
+    """Decode the JSON object in a frame.
+
+    Raises `TooLarge` if the frame exceeds `maximum` bytes or `REQUEST_LIMITS`, and `BadRequest` if it is not a JSON object.
+    """
     if len(data) > maximum:
         raise TooLarge(f"The frame is larger than {maximum} bytes.")
     frame = checks.decode(data, REQUEST_LIMITS, "the JSON of your frame")
@@ -324,7 +339,10 @@ def _lane_of(frame: dict[str, Any]) -> str | None:
 
 
 def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
-    """Raise `BadRequest` for members that are invalid on a WebSocket. The body is parsed when the response starts."""
+    """Return the `Create` for a frame. The body is parsed later, when the response starts.
+
+    Raises `BadRequest` if `generate` or `background` is invalid on a WebSocket.
+    """
     generate = frame.get("generate")
     if generate is not None:
         checks.boolean(generate, "generate")
@@ -335,7 +353,7 @@ def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 
 
 def _steer_failed(frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the frame that refuses a `response.steer`. It repeats the input, so that the client can send it again."""
+    """Return the frame that refuses a `response.steer`. It contains the input, so that the client can send the input again."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",

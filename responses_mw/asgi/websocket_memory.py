@@ -1,9 +1,9 @@
-"""Unstored responses of WebSocket connections, kept in memory so that the same connection can continue them.
+"""Memory for the unstored responses of WebSocket connections, so that the same connection can continue them.
 
-With `store: false`, only the connection that made a response can continue it (OpenAI reference, "WebSocket mode"). The response
-is evicted when the connection ends, when a continuation fails, or when its owner needs room for newer ones. The memory is
-limited for each owner and for all owners together. A new response evicts only older ones of its own owner. If other owners have
-filled the memory, the new response is not kept.
+A response with `store: false` can be continued only by the connection that created it (OpenAI reference, "WebSocket mode"). A
+response is evicted when its connection ends, when its continuation fails, or when newer responses of the same owner need its
+memory. The memory is limited for each owner and for all owners together. A new response evicts only responses of its own owner.
+If other owners use the whole memory, the new response is not kept.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from ..state import Chain, State
 from ..telemetry.metrics import WEBSOCKETS_OPEN
 
 ITEM_OVERHEAD, _POINTER = 512, 8
-"""Estimated bytes of memory that an item takes in addition to its JSON, and that a list takes for each item."""
+"""Estimated memory in bytes of an item in addition to its JSON, and of a list entry."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The memory of the items that one response adds to a history. All histories with these items share the block."""
+    """The memory of the items that one response adds to a history.
+
+    All histories that contain these items share the block. `holders` is the number of these histories that are in memory.
+    """
 
     size: int
     holders: int = 0
@@ -37,29 +40,29 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that is at least partly unstored, so that its continuations cannot be stored either."""
+    """A history that contains unstored responses, so that its continuations cannot be stored either."""
 
     blocks: Sequence[Block] = ()
 
     @property
     def own_size(self) -> int:
-        """The estimated size in bytes of the chain's own lists, without its blocks."""
+        """The estimated size in bytes of the chain's own lists, without the items in its blocks."""
         return _POINTER * (len(self.items) + len(self.blocks))
 
 
 @dataclass(eq=False)
 class Memory:
-    """The memory of all connections of this process."""
+    """The memory used by all WebSocket connections of this process, and its limits."""
 
     owner_bytes: int
     total_bytes: int
     size: int = 0
     shares: dict[str, Share] = field(default_factory=dict)
-    """The shares of owners that have open connections."""
+    """The share of each owner that has open connections."""
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:
-        """Count a connection of an owner until the context exits, and yield the owner's share."""
+        """Yield the share of `owner` for a new connection, which is counted until the context exits."""
         share = self.shares.setdefault(owner, Share(self))
         share.connections += 1
         WEBSOCKETS_OPEN.add(1)
@@ -73,24 +76,31 @@ class Memory:
 
 
 class Share:
-    """The memory that one owner uses: for responses by id, least recently used first, and for waiting requests."""
+    """The memory used by one owner, for unstored responses and for waiting requests."""
 
     def __init__(self, memory: Memory) -> None:
         self.connections = 0
         """The number of the owner's open connections."""
         self._memory = memory
         self._held: OrderedDict[str, tuple[UnstoredChain, set[str]]] = OrderedDict()
-        """The history that ends with each response, and the set that contains its id as long as it is kept."""
+        """For each response, the history that ends with it, and the set from which its id is removed on eviction.
+
+        The least recently used response comes first.
+        """
         self._size = 0
         self._waiting = 0
 
     def get(self, response_id: str) -> UnstoredChain:
-        """Return the history that ends with a response, and mark the response as the most recently used."""
+        """Return the history that ends with `response_id`, and mark the response as the most recently used."""
         self._held.move_to_end(response_id)
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Keep a response if there is room for it. Its id is in `known` as long as it is kept."""
+        """Store `chain`, the history that ends with `response_id`, unless it does not fit in the memory.
+
+        If necessary, evict the least recently used responses of the owner. `response_id` is added to `known`, and is removed
+        from `known` when the response is evicted.
+        """
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
         self._held[response_id] = chain, known
@@ -103,7 +113,7 @@ class Share:
         self._make_room(0)
 
     def evict(self, response_id: str) -> None:
-        """Remove a response from memory."""
+        """Remove a response from memory, and its id from the `known` set that was passed to `hold`."""
         chain, known = self._held.pop(response_id)
         known.remove(response_id)
         self._grow(-chain.own_size)
@@ -113,7 +123,10 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Count a waiting request of `size` bytes. Raises `RateLimited` if there is no room for it."""
+        """Reserve memory for a waiting request of `size` bytes, evicting responses if necessary.
+
+        Raises `RateLimited` if the request does not fit in the memory.
+        """
         if not self._fits(size):
             raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
@@ -121,12 +134,12 @@ class Share:
         self._grow(size)
 
     def leave(self, size: int) -> None:
-        """Stop counting a waiting request of `size` bytes."""
+        """Release the memory of a waiting request of `size` bytes."""
         self._waiting -= size
         self._grow(-size)
 
     def _fits(self, size: int) -> bool:
-        """Return whether `size` bytes would fit if all responses of the owner were evicted."""
+        """Return whether `size` bytes would fit in the memory if all responses of the owner were evicted."""
         memory, wanted = self._memory, self._waiting + size
         return wanted <= memory.owner_bytes and memory.size - self._size + wanted <= memory.total_bytes
 
@@ -141,7 +154,7 @@ class Share:
 
 
 class ConnectionHistory(History):
-    """The history as one connection sees it: stored responses, and the connection's own unstored ones."""
+    """The histories available to one connection: stored responses, and the connection's own unstored responses."""
 
     def __init__(self, state: State | None, share: Share, *, required: bool) -> None:
         super().__init__(state, required=required)
@@ -152,7 +165,10 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response, or keep it in memory."""
+        """Store the response, or keep it in memory if it cannot or must not be stored.
+
+        If the history contains unstored responses, set `document["store"]` to false.
+        """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False
         await super().commit(context, document, gate)
@@ -160,7 +176,7 @@ class ConnectionHistory(History):
             self._hold(context, document["id"], [*context.input, *document["output"]])
 
     def evict(self, response_id: str) -> None:
-        """Remove a response from memory, if it is there."""
+        """Remove a response from memory. Do nothing if it is not an unstored response of this connection."""
         if response_id in self._own:
             self._share.evict(response_id)
 
