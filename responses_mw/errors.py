@@ -17,7 +17,7 @@ APIError                        an HTTP status and the error body that OpenAI do
 └── UpstreamError               any  the upstream answered with an error, or did not answer
     ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection before it answered
     ├── UpstreamBrokeOff        502  the upstream's answer ended before it was complete
-    └── UpstreamTimeout         504  the upstream accepted the connection but did not answer in time
+    └── UpstreamTimeout         504  the upstream did not answer in time
 """
 
 from __future__ import annotations
