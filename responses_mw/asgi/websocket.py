@@ -11,7 +11,7 @@ A connection has lanes. The requests of a lane run one after another, and lanes 
 
 A frame from the client is an object with a `type`. The frame `response.create` has the members of the body of
 `POST /v1/responses` and two others: `generate`, which is false to create a response without calling the model, and `stream_id`,
-which selects the lane. A frame from the server is the data of one event, with the request's `stream_id`, if any. `[DONE]` is not
+which selects the lane. A frame from the server is the data of one event, with the request's `stream_id`, if any. No `[DONE]` is
 sent.
 
 An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent if the response cannot be
@@ -228,8 +228,8 @@ class WebSocketConnection:
     def _begin(self, create: Create, group: TaskGroup) -> None:
         """Start the response, or queue the request if its lane already has a running response.
 
-        Raises `RateLimited` if the connection or the owner has reached a limit, and `_refusal` if the connection accepts no more
-        requests.
+        Raises `RateLimited` if the connection or the owner has reached a limit, and the error in `_refusal` if the connection
+        accepts no more requests.
         """
         if self._refusal is not None:
             raise self._refusal
