@@ -1,7 +1,7 @@
-"""The history that a run continues, and the commit of its response: the engine's view of the state.
+"""Read the history that a run continues, and commit its response.
 
-No other module commits a response. Without a state, or for a request that stores nothing and continues nothing, a history is
-empty and a commit does nothing.
+All responses are committed by this module. Without a state store, a request cannot continue anything, and a commit does
+nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..threads import by_size
 logger = logging.getLogger(__name__)
 
 _GATE_TIMEOUT = 5.0
-"""Seconds that a failed response waits for the check of its caller before it is stored."""
+"""Timeout of the gate in seconds. Only the caller of a failed response may still have to be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run continues: the `chain` of earlier items, and the `input` of its request, each item with its id."""
+    """The input of a run: the earlier items in `chain`, and the items of the request in `input`. Every item has an id."""
 
     chain: Chain
     ids: RunIds
@@ -40,18 +40,19 @@ class RunContext:
     token: str
     """The fencing token of the commit."""
     size: int = 0
-    """Size of all items as JSON in bytes; 0 if unknown."""
+    """Size in bytes of all items as JSON, or 0 if the size is unknown."""
 
     @property
     def items(self) -> list[Item]:
-        """Everything the model sees, in order."""
+        """The items of `chain` and `input`, in order."""
         return self.chain.items + self.input
 
 
 class History:
-    """Reads histories from the state and commits responses to it.
+    """Reads histories from the state store and commits responses to it.
 
-    With `required`, a request whose response cannot be stored is refused (503) instead of being answered without storing it.
+    If `required` is true, a request fails when its response cannot be stored. Otherwise, the response is returned without being
+    stored.
     """
 
     def __init__(self, state: State | None, *, required: bool) -> None:
@@ -59,10 +60,14 @@ class History:
         self._required = required
 
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
-        """Read the history that `request` continues.
+        """Return the history that `request` continues, and the items of its input with new ids.
 
-        Raises `BadRequest` if the previous response is missing or cannot be continued, `NotFound` if the conversation is
-        missing, `OverBound` if the conversation is full, and `Unavailable` if the state is needed but unavailable or full.
+        References in the input are replaced with the items that they name.
+
+        Raises `BadRequest` if the previous response or a referenced item is missing, if the previous response cannot be
+        continued, or if the request needs a state store and there is none. Raises `NotFound` if the conversation is missing,
+        and `OverBound` if the conversation is full or the referenced items are too large. Raises `StateUnavailable` if a needed
+        state store is unavailable or, with `required`, nearly full.
         """
         if self._required and request.store:
             await self._check_memory(self._needed("store"))
@@ -78,13 +83,17 @@ class History:
         return RunContext(chain, ids, own, owner, random_part(), chain.size + size)
 
     async def _check_memory(self, state: State) -> None:
-        if state.client.away_for:  # `nearly_full` may return a cached answer
+        if state.client.away_for:  # because `nearly_full` may return a cached result
             await state.check()
         if await state.nearly_full():
             raise StateFull("its memory is nearly full")
 
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
-        """Read the history of a background response for which `begin` was called before. Raises the same errors."""
+        """Return the history and input of a background response whose request was passed to `begin` before.
+
+        The items of `request` must have ids. `ids` and `token` are those of the job. Raises `BadRequest`, `NotFound` and
+        `StateUnavailable`, like `begin`.
+        """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
 
@@ -106,7 +115,10 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether to store the response: the request asks for it, and there is memory. Raises `OverQuota`."""
+        """Return whether to store the response: the request asks for it, and the state store exists and is not nearly full.
+
+        Raises `OverQuota` if the owner's quota has no room for the response.
+        """
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
@@ -114,15 +126,18 @@ class History:
         try:
             is_full = await self._state.nearly_full()
         except StateUnavailable:
-            return True  # it may be available again when the response is committed
+            return True  # Redis may be available again when the response is committed
         if is_full:
             annotate(unstored=StateFull.unstored)
         return not is_full
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the finished `document`. If the caller is refused or the state cannot store it, set its `store` to false.
+        """Store the finished `document`, unless its `store` is false.
 
-        Raises `NotFound` if the response was deleted in the meantime, and `Unavailable` if storing it is required but fails.
+        If `gate` does not accept the caller, or if storing fails, set the document's `store` to false.
+
+        Raises `NotFound` if the response was deleted during its run. If storing is `required` but fails, also raises
+        `StateUnavailable`, `OverBound` or `OverQuota`.
         """
         if not document["store"] or self._state is None:
             return
@@ -143,31 +158,32 @@ class History:
 
 
 NO_HISTORY = History(None, required=False)
-"""Reads nothing and stores nothing."""
+"""The history of runs that continue nothing and are never stored."""
 
 
 async def commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
-    """Store a response, a background response together with `last`, the final batch of its event log.
+    """Store a finished response. For a background response, also store `last`, the final batch of its event log.
 
-    Raises `Fenced` if the job belongs to another worker, and any error of the state.
+    Raises `Deleted` if the response was deleted, and `Fenced` if another worker holds the job. Raises `OverBound`, `OverQuota`
+    or `StateUnavailable` if the response cannot be stored.
     """
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
     annotate(stored=True)
 
 
 async def _passes(gate: Gate) -> bool:
-    """Return whether the caller is accepted. Unless the response failed, the upstream has already accepted it."""
+    """Return whether the gate accepts the caller in time."""
     try:
         async with asyncio.timeout(_GATE_TIMEOUT):
             await gate()
     except (APIError, TimeoutError) as error:
-        logger.debug("not storing a response, because its caller was refused: %s", error)
+        logger.debug("not storing a response, because its caller was not accepted: %s", error)
         return False
     return True
 
 
 def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
-    """Remove references to items that are in the chain or already referenced, so that the model reads each item once."""
+    """Remove references to items that are in the chain or were referenced before, so that the model reads each item once."""
     seen = {item.get("id") for item in chain.items}
     kept = []
     for item in items:
@@ -180,7 +196,11 @@ def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
 
 
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
-    """Replace each `item_reference` with the item it names. Raises `BadRequest` if there is no such item."""
+    """Return `items` with each `item_reference` replaced with the item that it names.
+
+    Raises `BadRequest` for `param` if an item does not exist, `OverBound` if the stored turns of the items are too large, and
+    `StateUnavailable`.
+    """
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:
         named = await state.responses.resolve(wanted, owner)
@@ -190,13 +210,16 @@ async def resolved(items: Sequence[Item], state: State, owner: str, param: str) 
 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
-"""Types of items that have a status, which a request may omit."""
+"""Types of items with a status. Requests may omit the status."""
 _REFERRED_TO = frozenset({"mcp_approval_request"})
 """Types of items that other items refer to by id."""
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Replace the items' ids with new ones, which locate them in the state. Items that others refer to keep their ids."""
+    """Return `items` with new ids from `ids`, which locate the items in the state store.
+
+    An approval request keeps its id, because an approval response refers to it. A missing status becomes `completed`.
+    """
     return [
         item
         if item["type"] in _REFERRED_TO and "id" in item

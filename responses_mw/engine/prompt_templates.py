@@ -1,4 +1,4 @@
-"""The prompt templates of `server.prompts_dir`: one TOML or JSON file per prompt, named after its id.
+"""Prompt templates from `server.prompts_dir`. Each prompt is a TOML or JSON file named after the prompt's id.
 
     # support.toml: {"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}}
     current = "2"                       # used by requests without a version; required with several versions
@@ -8,16 +8,16 @@
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without `versions` is version `1`. A version may set any parameter of a request, except those that select
-what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the directory
-may be a mounted ConfigMap.
+A file without `versions` defines version `1`. A version may set any parameter of a request, except `prompt` and the parameters
+that select what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the
+directory may be a mounted ConfigMap.
 
-A template expands the `prompt` of a request (OpenAI guide, "Prompting"):
+The `prompt` of a request is expanded as follows (OpenAI guide, "Prompting"):
 
-1. A template provides `instructions`, `input` and defaults for other parameters. Values in the request win; the
+1. A template provides `instructions`, `input` and defaults for other parameters. Values in the request take precedence. The
    template's input precedes the request's own.
 2. `{{name}}` in the instructions and in the texts of the template's messages is replaced by the variable of that name.
-   Values are not expanded again: placeholders in a user's text have no effect.
+   Values are not expanded again, so placeholders in a user's text have no effect.
 3. In a message, a variable may also be an image, a file or a text part. An image or a file splits the text around it.
 4. A placeholder without a variable and a variable without a placeholder are errors.
 """
@@ -57,7 +57,7 @@ _Variables = Mapping[str, str | Part]
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """One version of a prompt. `input` is a result of `items.parse_input`; `defaults` are request parameters."""
+    """One version of a prompt. `input` is the result of `parse_input`. `defaults` has the other request parameters."""
 
     instructions: str | None = None
     input: list[Item] = field(default_factory=list)
@@ -72,26 +72,27 @@ class _Template:
 
 
 class _Prompt(NamedTuple):
-    """The templates of one prompt by version. `current` is the version for requests that name none."""
+    """The templates of one prompt by version. `current` is the version for requests without a version."""
 
     versions: Mapping[str, _Template]
     current: str
 
 
 class InvalidPrompt(StartupError, ValueError):
-    """A file that is not a valid prompt. The message names it and says why."""
+    """A prompt file or the directory is invalid. The message gives its path and the reason."""
 
 
 class Prompts:
-    """The prompt templates in `directory` (None: there are none).
+    """The prompt templates in `directory`. If `directory` is None, there are no templates.
 
-    The constructor reads and checks all of them and raises `InvalidPrompt`.
+    The constructor reads and checks all files. It raises `InvalidPrompt` if a file or the directory is invalid, and `OSError`
+    if a file cannot be read.
     """
 
     def __init__(self, directory: str | None) -> None:
         self._directory = Path(directory) if directory is not None else None
         self._files: dict[Path, tuple[tuple[int, int, int], _Prompt]] = {}
-        """The prompts that were read, each with what changes when its file does."""
+        """The prompts read so far, each with the modification time, inode and size of its file."""
         if self._directory is not None:
             if not self._directory.is_dir():
                 raise InvalidPrompt(f"server.prompts_dir: {self._directory} is not a directory")
@@ -100,9 +101,12 @@ class Prompts:
                     self._load(path)
 
     def resolve(self, body: Any) -> Any:
-        """Return the request `body` with its prompt template applied. `prompt` remains, with its version, for the response.
+        """Return the request `body` with its prompt template applied. A body without a `prompt` is returned unchanged.
 
-        Raises `BadRequest` for an unknown id or version or wrong variables, and `NotSupported` if there are no templates.
+        The result keeps `prompt` and adds the version that was used, because the response shows them.
+
+        Raises `BadRequest` if the id or version is unknown, or if the variables do not match the template's placeholders.
+        Raises `NotSupported` if there are no templates.
         """
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body
@@ -118,7 +122,10 @@ class Prompts:
         return {**_filled(body, template, _variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 
     def _find(self, directory: Path, prompt_id: str) -> _Prompt:
-        """Return the prompt from its file. If the file is now invalid, return its last valid prompt."""
+        """Return the prompt from its file. If the file has become invalid or unreadable, return its last valid prompt.
+
+        Raises `BadRequest` if there is no such prompt.
+        """
         for suffix in _SUFFIXES if _ID.fullmatch(prompt_id) else ():
             path = directory / f"{prompt_id}{suffix}"
             try:
@@ -132,7 +139,7 @@ class Prompts:
         raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
 
     def _load(self, path: Path) -> None:
-        """Read a file if it has changed. Raises `InvalidPrompt`, or `OSError` if it cannot be read."""
+        """Read a file if it is new or has changed. Raises `InvalidPrompt`, or `OSError` if the file cannot be read."""
         stat = path.stat()  # blocks, but for less time than starting a thread takes
         stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if path not in self._files or self._files[path][0] != stamp:
@@ -182,7 +189,7 @@ _part = checks.by_type(
 
 
 def _variables(value: Any) -> _Variables:
-    """Check `prompt.variables`. Text parts become texts."""
+    """Check `prompt.variables` and return it with text parts converted to strings."""
     return {name: _variable(one, f"{_PATH}.{name}") for name, one in checks.mapping(value, _PATH).items()}
 
 
@@ -196,7 +203,7 @@ def _variable(value: Any, path: str) -> str | Part:
 
 
 def _filled(body: dict[str, Any], template: _Template, values: _Variables) -> dict[str, Any]:
-    """Merge the request `body` into the template. Raise `BadRequest` for missing or unknown variables."""
+    """Fill the template with `values` and merge the request `body` into it. Raises `BadRequest` for unsuitable values."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")
     for name in sorted(values.keys() - template.names):
@@ -226,7 +233,7 @@ def _filled_item(item: Item, values: _Variables) -> Item:
 
 
 def _filled_part(part: Part, values: _Variables) -> list[Part]:
-    """Fill the placeholders of a part. An image or a file splits its text into several parts."""
+    """Return `part` with its placeholders filled. An image or a file splits the text into several parts."""
     if "text" not in part:
         return [part]
     pieces: list[str | Part] = [*_PLACEHOLDER.split(part["text"])]  # alternating texts and names

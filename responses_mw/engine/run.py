@@ -1,4 +1,4 @@
-"""The state of one run, and how runs end when the process stops."""
+"""The state of one run, and the graceful shutdown of all active runs."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from .history import History, RunContext
 logger = logging.getLogger(__name__)
 
 REQUEST_LIMITS = RequestLimits()
-"""Limits on the contents of one request. They keep checking and converting cheap, and exceed what clients need."""
+"""Limits on the contents of a request. They bound the cost of checking and converting it, and exceed what clients need."""
 
 
 class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a reader of events. An error within the grace period is raised. After it, the run waits while the upstream is
-    overloaded, and any other error becomes `response.failed`. The run commits the response before it yields the terminal
-    event."""
+    """For a client that reads events. An error within the grace period is raised. After the grace period, the run waits while
+    the upstream is overloaded, and any other error becomes `response.failed`. The run commits the response before it yields the
+    terminal event."""
     WHOLE = auto()
-    """For a reader of the final document. Errors are raised, unless tool calls have run: then the document reports them. The
-    run commits the response. Only events that contain the document are created."""
+    """For a client that reads the final document. An error is raised if no tool call has run. Otherwise, the document reports
+    the error. The run commits the response. Only events that contain the document are created."""
     DETACHED = auto()
     """For a background job. Errors are recorded in the document. An overload before the first output ends the run at once,
-    and the job is retried later. The job commits the response together with its terminal event, which the run does not
-    yield."""
+    and the job is retried later. The run does not yield the terminal event, because the job commits that event together with
+    the response."""
 
 
 @dataclass(slots=True)
@@ -73,29 +73,29 @@ class Run:
     results: dict[str, str | list[Part]] = field(default_factory=dict)
     """The results of the calls made in this run, by the id of the call's item."""
     looked_up: Hit | Miss | Uncacheable | None = None
-    """The result of the cache lookup. None if the cache was not used."""
+    """The result of the cache lookup, or None if the cache was not used."""
     turn: OpenTurn | None = None
     """The turn being read."""
     turns: int = 0
     """Number of turns begun."""
     takeover: Takeover | None = None
-    """The output of another worker, which this run continues."""
+    """The output of another worker that this run continues."""
     first_events: list[Event] | None = None
-    """The first events of a background run on this worker. None for runs that begin here."""
+    """The first events of a run from `Runner.resume`, or None for any other run."""
     phase: Phase = Phase.NOTHING
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0
-    """How often the run was continued after an interruption."""
+    """Number of times that this run was continued after an interruption."""
     earlier_continuations: int = 0
-    """How often other workers continued the response after an interruption."""
+    """Number of times that other workers continued the response after an interruption."""
     resends: int = 0
-    """How often the turn was sent again because it was interrupted before new output."""
+    """Number of times that the turn was sent again because it was interrupted before new output."""
     tokens_kept: int = 0
     """Number of tokens in the text that was continued last."""
     opening: asyncio.Task[None] | None = None
-    """The task that opens the first turn. Mode WHOLE has none."""
+    """The task that opens the first turn. Mode WHOLE opens it without a task."""
     is_status_sent: bool = False
-    """Whether the HTTP status is sent. From then on, no status can ask the client to retry after an overload."""
+    """Whether the HTTP status has been sent, so that an overload can no longer be reported as a status."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -104,9 +104,9 @@ class Run:
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
     error: Exception | None = None
-    """What ended the run, if it failed."""
+    """The error that ended the run, or None."""
     messages: ResponseMessages | None = None
-    """Records vLLM's `input_messages` and `output_messages` if they were requested."""
+    """The recorder of vLLM's `input_messages` and `output_messages`, or None if they were not requested."""
 
     @property
     def document(self) -> Document:
@@ -118,13 +118,16 @@ class Run:
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
-        """Wait until the first turn is open. Raises the error that prevented it."""
+        """Wait until the first turn is open. Raises the error that prevented it from opening."""
         if self.opening is not None:
             await self.opening
             self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Describe the current turn, or the first one if none has begun. With `prefill`, it continues the last message."""
+        """Return the request for the current turn, or for the first turn if none has begun.
+
+        With `prefill`, the request asks the upstream to continue the last message.
+        """
         return TurnRequest(
             self.request,
             self.caller,
@@ -142,30 +145,36 @@ class Run:
         )
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
-        """Process one read of the turn's answer and return the events it causes."""
+        """Add the chunks of one network read to the response, and return the resulting events.
+
+        Raises `UpstreamError` if a chunk is malformed.
+        """
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
 
     def receive(self, size: int) -> None:
-        """Count bytes received for the response. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""
+        """Add `size` bytes to the total received. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""
         self.received += size
         if self.received > MAX_ANSWER_BYTES:
             raise UpstreamError(f"The response exceeds the maximum of {MAX_ANSWER_BYTES} bytes.")
 
     def conclude(self, now: int) -> None:
-        """Set the final members of the document."""
+        """Complete the document after the last turn. `now` is the completion time in seconds since the epoch."""
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
     def report(self) -> None:
-        """Add the outcome of the run to the facts of the current request. For a cancelled run, this is its current state."""
+        """Record the outcome of the run for the log and metrics. For a cancelled run, record its current state."""
         continuations = self.continuations + (self.takeover is not None)
         end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
     def fail(self, error: Exception) -> None:
-        """Record `error` in the document as the end of the run."""
+        """Mark the document as failed because of `error`.
+
+        An error other than `APIError` is logged, and reported to the client as a server error without details.
+        """
         self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
             self.assembler.fail(*as_response_error(error))
@@ -176,22 +185,25 @@ class Run:
 
 _DRAIN_INTERVAL = 0.05
 _UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message with which the uvicorn of a host application cancels requests at shutdown. Cancellations for other
-reasons have other messages."""
+"""Part of the message with which the uvicorn of a host application cancels requests at shutdown. It distinguishes a shutdown
+from other cancellations."""
 
 
 class Drain:
-    """Graceful shutdown: the active runs of this process get time to finish; the rest fail with a final event."""
+    """The graceful shutdown of this process.
+
+    Active runs get time to finish. A run that is still active after this time fails with a terminal event.
+    """
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         """Set when the process begins to stop. Requests that have already arrived may still begin runs."""
         self.is_over = False
-        """Whether the time to finish is over. Runs that begin now fail."""
+        """Whether the time to finish is over. A run that begins afterwards fails."""
         self.active: set[ActiveRun] = set()
 
     async def fail_runs(self) -> None:
-        """Fail the active runs, and wait until their responses are stored and their last events are sent."""
+        """Fail the active runs now, and wait until their responses are stored and their last events are sent."""
         self.begun.set()
         self.is_over = True
         while self.active:
@@ -200,9 +212,9 @@ class Drain:
             await asyncio.sleep(_DRAIN_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Return whether the current task was cancelled because its request is overdue.
+        """Return whether the current task, which was cancelled, has outlasted the time to finish.
 
-        If so, undo the cancellation, because the server would log it with a traceback.
+        If it has, undo the cancellation. Otherwise, the server would log the cancellation with a traceback.
         """
         task = asyncio.current_task()
         if not self.is_over or task is None:
@@ -211,12 +223,15 @@ class Drain:
         return True
 
     def error(self) -> Unavailable:
-        """Return the error for a run that the shutdown ends."""
+        """Return the error with which the shutdown ends a run."""
         return Unavailable("The server is shutting down.")
 
 
 class ActiveRun:
-    """A context manager for one run, in the task that reads its events. Raises `Unavailable` on entry if the drain is over."""
+    """A context manager that lets the drain wait for a run and interrupt it.
+
+    The task that reads the run's events enters it. Raises `Unavailable` on entry if the time to finish is over.
+    """
 
     def __init__(self, drain: Drain) -> None:
         self.drain = drain
@@ -238,7 +253,7 @@ class ActiveRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let a shutdown interrupt the code inside at any await. The interruption raises `Unavailable`."""
+        """Allow a shutdown to interrupt the body of the `with` statement at any `await`, where `Unavailable` is then raised."""
         self._can_interrupt = True
         try:
             yield
@@ -252,7 +267,10 @@ class ActiveRun:
             self._can_interrupt = False
 
     def interrupt(self) -> None:
-        """Interrupt the run if it is waiting inside `interruptible`. It is not waiting while its reader handles an event."""
+        """Cancel the run's task once, if the run is waiting inside `interruptible`.
+
+        The run is not waiting while the reader handles an event.
+        """
         is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
         if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
             self._is_interrupted = True

@@ -1,4 +1,7 @@
-"""One run makes one response. Streams, JSON, background jobs, WebSockets and cache hits all use the same event iterator."""
+"""Run requests. Each run makes one response.
+
+Streams, JSON, background jobs, WebSockets and cache hits all use the same event iterator.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from .turns import Compaction, TurnLoop, add_compaction
 
 
 class Runner:
-    """Runs requests: reads the history, asks the backend for turns, commits the response."""
+    """Runs requests. A run reads the history, requests turns from the backend and commits the response."""
 
     def __init__(
         self,
@@ -69,10 +72,13 @@ class Runner:
         policy: Policy | None = None,
         history: History | None = None,
     ) -> AsyncGenerator[list[Event], None]:
-        """Make one foreground response. `policy` says how the run uses the cache; `history` replaces the runner's own.
+        """Make one foreground response, and yield its events in batches.
 
-        Yields one batch per read of the upstream. The first arrives when the upstream begins to answer or the grace period
-        ends. In mode WHOLE, a batch may be empty.
+        `policy` controls how the run uses the cache. If it is None, the cache is not used. `history` replaces the runner's own.
+
+        Each read from the upstream makes one batch. The first batch is yielded when the upstream begins to answer, or in mode
+        STREAMED at the latest when the grace period ends. In mode WHOLE, a batch may be empty. Raises `APIError` as the `mode`
+        describes.
         """
 
         async def begin() -> Run:
@@ -88,32 +94,36 @@ class Runner:
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
-        """Return the types of the tools that the model is not offered because this server is not configured for them."""
+        """Return the types of requested tools that this server is not configured for. They are not offered to the model."""
         return self._tools.not_offered(request.tools)
 
     def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
-        """Make the response of a prepared run. Mode DETACHED yields all events except the terminal one."""
+        """Make the response of a prepared run, and yield its events in batches. In mode DETACHED, omit the terminal event."""
 
         async def begin() -> Run:
             return run
 
-        return self._events(begin, mode, ActiveRun(Drain()))  # a drain of its own: only the caller ends this run
+        return self._events(begin, mode, ActiveRun(Drain()))  # with its own drain, because only the caller ends this run
 
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
     ) -> AsyncGenerator[list[Event], None]:
-        """Make a response without output, which later requests can continue (WebSocket: `generate: false`)."""
+        """Make a response without output, and yield its events. Later requests can continue the response.
+
+        WebSocket clients request this with `generate: false`. Raises `APIError`, for example `BadRequest` if the input ends
+        with a `compaction_trigger`.
+        """
         await self._gate(caller)()
         run = await self.prepare(request, caller, history)
         if compaction.is_asked(run.context.input):
-            message = "A compaction_trigger asks the model for a summary: it cannot be sent with generate: false."
+            message = "A compaction_trigger cannot be sent with generate: false, because it asks the model for a summary."
             raise BadRequest(message, param="generate", code="mutually_exclusive_parameters")
         yield run.assembler.start()
         run.assembler.conclude(_now())
         yield await self._commit(run, RunMode.STREAMED)
 
     async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
-        """Count the input tokens of the first turn of `request`. Raises `APIError`."""
+        """Return the number of input tokens of the first turn of `request`. Raises `APIError`."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             if compaction.is_asked(run.context.input):
@@ -126,7 +136,7 @@ class Runner:
                     await run.toolbox.aclose()
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
-        """Compact the history of `request` and return a `response.compaction`. Raises `APIError`."""
+        """Compact the history and input of `request`, and return a `response.compaction` object. Raises `APIError`."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             messages = self._compaction.user_messages(run)
@@ -136,8 +146,11 @@ class Runner:
         return compaction.document(run.document, messages)
 
     async def check(self, run: Run) -> None:
-        """Raise `BadRequest` if a background `run` cannot succeed: its items do not fit together, or the upstream's API cannot
-        express them. A run that uses tool servers or compaction is not checked, because neither is called here."""
+        """Check a background `run` before it is queued.
+
+        Raises `BadRequest` if its items do not fit together, or if the upstream's API cannot express them. A run that uses
+        server-side tools or compaction is not checked, because the check would have to call them.
+        """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
         with suppress(UpstreamError):  # the upstream may be available again when the run begins
@@ -145,13 +158,16 @@ class Runner:
             await self._backend.check(run.turn_request())
 
     async def probe(self, caller: Caller) -> None:
-        """Raise `UpstreamError` if the upstream is unavailable."""
+        """Check that the upstream is available. Raises `UpstreamError` if it is not."""
         await self._upstream.probe(caller)
 
     # -- preparation --------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:
-        """Read the history and create the document of a new response. Sends nothing to the upstream's model."""
+        """Return a new run for `request`, with its history and its document. Nothing is sent to the model.
+
+        `history` replaces the runner's own. Raises `APIError`.
+        """
         history = history or self._history
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -170,9 +186,10 @@ class Runner:
         return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
 
     async def resume(self, request: CreateResponse, caller: Caller, job: Job, takeover: Takeover | None) -> Run:
-        """Prepare the run of a background response that `prepare` created on any replica.
+        """Return the run of a background response that any replica may have created with `prepare`.
 
-        The items of `request` already have ids. `takeover` is the output of another worker, if there is any.
+        The items of `request` must have ids. `takeover` is the output of another worker, or None if there is no output yet.
+        Raises `APIError`.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -200,7 +217,7 @@ class Runner:
         history: History,
         output: Sequence[Item] = (),
     ) -> Run:
-        """`output` holds the items that another worker has already added to the response."""
+        """Return a new run. `output` has the items that another worker has already added to the response."""
         begin_run(created, streams=request.stream)
         assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
         headers = with_trace_context(caller.headers) if request.tools else {}
@@ -215,7 +232,10 @@ class Runner:
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
-        """Look up the answer of `run` in the cache. A hit never reaches the upstream, so the cache checks the caller itself."""
+        """Look up the answer for `run` in the cache, and set `run.looked_up`.
+
+        A hit also sets an assembler that replays the answer. It never reaches the upstream, so the cache checks the caller.
+        """
         caller, context = run.caller, run.context
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
@@ -243,7 +263,7 @@ class Runner:
             await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
 
     def _flight(self, run: Run) -> AbstractAsyncContextManager[None]:
-        """Let identical requests wait for the answer of `run`."""
+        """Return a context manager. While it is active, identical requests wait for the answer of `run`."""
         if self._cache is None or not isinstance(run.looked_up, Miss):
             return nullcontext()
         return self._cache.flight(run.looked_up)
@@ -291,9 +311,10 @@ class Runner:
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
-        """Open the first turn. On exit, close everything that the run has open.
+        """Open the first turn. On exit, release all resources of the run.
 
-        The mode decides how long to wait before entering the body, and whether an error is raised or recorded in the document.
+        The mode determines how long to wait before entering the body, and whether an error is raised or recorded in the
+        document.
         """
         try:
             with active.interruptible():
@@ -345,7 +366,10 @@ class Runner:
                 await run.toolbox.aclose()
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
-        """Store the response, then return its terminal event. Mode WHOLE raises errors; other modes report them in it."""
+        """Store the response, and return its terminal event.
+
+        If storing fails, mode WHOLE raises the error. In the other modes, the terminal event is `response.failed`.
+        """
         try:
             await run.history.commit(run.context, run.document, self._gate(run.caller))
         except APIError as error:

@@ -1,15 +1,16 @@
-"""The turns of a run: opened, continued when the upstream fails, and followed by tool calls and a compaction.
+"""Request the turns of a run, execute tool calls and compactions between turns, and continue interrupted turns.
 
-What the client has seen decides how an interrupted turn continues (`protocol.response.replay.Phase`):
+The part of a turn that the client has seen (`protocol.response.replay.Phase`) determines how an interrupted turn continues:
 
 nothing            The upstream is asked again.
-reasoning          The item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning.
-text of a message  If the upstream is proven to continue a text (`upstream.prefill`), it does. Otherwise the response fails.
+reasoning          The item is closed as incomplete, and the upstream is asked again. No chat template continues reasoning.
+text of a message  The upstream continues the text if a check shows that it can (`upstream.prefill`). Otherwise, the response
+                   fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
-anything else      The response fails, because a client executes the calls that it sees.
+anything else      The response fails. For example, a client executes the calls that it sees, so they cannot be replaced.
 
-Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules. A
-separate run, which is never stored, writes the summary. It is truncated, traced and cancelled like any other run.
+Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules. The
+summary is the answer of a separate run, which is never stored. Truncation, tracing and cancellation of that run work as usual.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_TURNS = 64
-"""Maximum turns of a response. The last one offers no server-side tools."""
+"""Maximum number of turns of a response. The last turn offers no server-side tools."""
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
-"""Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
+"""First and maximum number of seconds, before jitter, between requests to an overloaded upstream."""
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
-"""How often to resend a turn that was interrupted before its first output. The prompt may be what crashes the servers."""
+"""Maximum number of times to resend a turn that is interrupted before its first output. The prompt may crash the servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -74,7 +75,7 @@ class TurnLoop:
     """Runs the turns of a response, and the tool calls between them."""
 
     def __init__(self, backend: Backend, compactor: Compaction, overload_timeout: float) -> None:
-        """After each interruption, the upstream may be unavailable for `overload_timeout` seconds. 0: no turn is continued."""
+        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. If it is 0, no turn is continued."""
         self._backend = backend
         self._compactor = compactor
         self.overload_timeout = overload_timeout
@@ -87,7 +88,10 @@ class TurnLoop:
     # -- tools and the sequence of turns -------------------------------------------------------------------------------
 
     async def offer_tools(self, run: Run) -> None:
-        """Connect to the tools that run here, and collect the functions that the model may call."""
+        """Open the run's toolbox, and set the functions that the model may call.
+
+        Raises `BadRequest` if the request and its history have too many tools, and any error of opening the toolbox.
+        """
         run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
         if len(run.offered) > REQUEST_LIMITS.tools:
             message = f"The request and its history have more than {REQUEST_LIMITS.tools} tools."
@@ -99,7 +103,10 @@ class TurnLoop:
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
-        """Prepare the tools and begin the first turn, unless a compaction or approved calls come before it."""
+        """Prepare the tools, compact the history if that is due, and begin the first turn.
+
+        The turn does not begin if a compaction or approved calls precede it, or if another worker has completed the last turn.
+        """
         await self.offer_tools(run)
         if run.takeover is not None and run.takeover.is_over:
             return
@@ -110,7 +117,10 @@ class TurnLoop:
         await self._begin(run)
 
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls."""
+        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls.
+
+        After a compaction or approved calls, begin the first turn, unless the client asked only for a compaction.
+        """
         if run.compacted is not None:
             yield add_compaction(run)
             if compaction.is_asked(run.context.input):
@@ -129,10 +139,10 @@ class TurnLoop:
             await self._begin(run)
 
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
-        """Finish the turn that was read, run its tool calls, and begin the next turn if one follows.
+        """Finish the `turn` that was read, run its tool calls, and begin the next turn if there is one.
 
-        Another turn follows if calls were run or left out, none is for the client, and this was not the last turn allowed. If a
-        compaction is due, it comes first.
+        Another turn follows if tool calls were run or left out, no call is for the client, and `turn` was not the last allowed
+        turn. If a compaction is due, it precedes the next turn.
         """
         assembler = run.assembler
         events = assembler.end_turn()
@@ -171,7 +181,7 @@ class TurnLoop:
     # -- requests to the upstream --------------------------------------------------------------------------------------
 
     async def _begin(self, run: Run) -> None:
-        """Begin a turn, or continue one that another worker left. Raises `WorkerLost` if that turn cannot be continued."""
+        """Begin a turn, or continue a turn that another worker left. Raises `WorkerLost` if that turn cannot be continued."""
         run.turns += 1
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
         phase, run.phase, run.resends = run.phase, Phase.NOTHING, 0
@@ -180,11 +190,13 @@ class TurnLoop:
             raise WorkerLost
 
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`. Repeat it while the upstream is overloaded or unavailable, up to the timeout.
+        """Call `attempt` and return its result. Repeat the call while the upstream is overloaded, until the timeout.
 
-        Waits with exponential backoff, and at least as long as the upstream asks. Raises the error at once if the run does
-        not wait for the upstream, or if the upstream asks to wait longer than the timeout. A failed connection is retried
-        `RESENDS` times.
+        The pauses grow exponentially, and are at least as long as the upstream asks. If the connection breaks before the
+        answer begins, the call is repeated `RESENDS` times.
+
+        Raises the last error if the run does not wait for the upstream, if the timeout has passed, or if the upstream asks to
+        wait beyond the timeout. Any other error is raised at once.
         """
         pause, deadline = FIRST_PAUSE, math.inf
         while True:
@@ -207,7 +219,11 @@ class TurnLoop:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
-        """Open an answer to a turn of which the client has seen `phase`; None if its text cannot be continued."""
+        """Request the current turn, of which the client has seen `phase`, and return it once its answer has begun.
+
+        Returns None if the client has seen text that the upstream cannot continue. `broken` is the interrupted turn, which is
+        returned if its text already has the maximum number of tokens. Raises `APIError`.
+        """
         if phase is not Phase.TEXT:
             return await self._backend.begin(run.turn_request())
         prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
@@ -225,7 +241,7 @@ class TurnLoop:
     # -- interrupted turns ---------------------------------------------------------------------------------------------
 
     def check_end(self, run: Run) -> None:
-        """Raise `UpstreamBrokeOff` if the answer has ended but is not complete."""
+        """Check an answer that has ended. Raises `UpstreamBrokeOff` if it is incomplete or if the upstream aborted it."""
         assembler = run.assembler
         if not (run.turn is None or run.turn.stream.done or assembler.ended):
             raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
@@ -233,10 +249,10 @@ class TurnLoop:
             raise UpstreamBrokeOff("The upstream aborted its answer.")
 
     async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
-        """Continue the turn that `error` interrupted. Yield the events that close the items that cannot be continued.
+        """Continue the turn that `error` interrupted, and yield the events that close its unfinished items.
 
-        Afterwards, the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
-        continued.
+        Afterwards, either `run.turn` has a new answer to read, or `run.assembler.ended` is true and nothing is left to read.
+        Raises `error` if the turn cannot be continued, and any error of requesting the new answer.
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
@@ -263,7 +279,7 @@ class TurnLoop:
         )
 
     def _may_continue(self, run: Run, phase: Phase) -> bool:
-        """Return whether a run that was interrupted in `phase` may be continued, and count it if so."""
+        """Return whether a run that was interrupted in `phase` may be continued. If it may, increment its counters."""
         if phase is not Phase.NOTHING:
             run.resends = 0
         elif run.resends == RESENDS:
@@ -283,11 +299,11 @@ class TurnLoop:
         try:
             return await self._backend.continues(run.turn_request())
         except UpstreamError as error:
-            return error.is_overload or error.status >= 500  # the other worker will ask it again
+            return error.is_overload or error.status >= 500  # the other worker will ask the upstream again
 
 
 def add_compaction(run: Run) -> list[Event]:
-    """Add the run's compaction to its output."""
+    """Add the run's compaction to its output, and return the events."""
     assert run.compacted is not None
     return run.assembler.add_whole(run.compacted.item, run.compacted.usage)
 
@@ -313,10 +329,10 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Compact everything the model would see in the next turn if the request asks for it or the threshold is exceeded.
+        """Compact everything that the model would see in the next turn, if a compaction is due. Otherwise, return None.
 
-        Returns None if no compaction is due. Approved calls that have not run yet are never compacted: the model must see their
-        results first. Raises `APIError`.
+        A compaction is due if the input asks for it or if the number of tokens exceeds the threshold. The threshold does not
+        apply before approved calls have run, because the model must see their results first. Raises `APIError`.
         """
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
@@ -331,7 +347,10 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Compact everything the model would see in `run`. Raises `APIError`, including when there is nothing to compact."""
+        """Return a compaction of everything that the model would see in `run`.
+
+        Raises `APIError`, for example if there is nothing to compact or if the model writes no complete summary.
+        """
         inner = self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
@@ -347,7 +366,7 @@ class Compaction:
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages that the model would see in `run`. Raises `BadRequest`."""
+        """Return the user messages that the model would see in `run`. Raises `BadRequest` if an item cannot be decrypted."""
         seen = self._backend.items(run.turn_request())
         messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
         # Messages from the envelope of an earlier compaction have no ids.
