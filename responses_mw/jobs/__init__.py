@@ -1,12 +1,12 @@
-"""Background responses: created here, run by any worker, followed and cancelled from any replica.
+"""Background responses. Any replica can create, follow and cancel them, and any worker can run them.
 
-    service     what the routes use: create, follow, cancel, delete; and the tasks of this process
+    service     the operations for the routes (create, follow, cancel, delete), and the tasks of this process
     follower    the readers of event logs in this process
     worker      claims jobs, renews their leases, drains
-    job_runner  runs one claimed job to its end, or decides when it is retried
-    event_log   writes the events of all running jobs, and ends a job in place of its worker: a lost, failed or cancelled one
+    job_runner  runs one claimed job to its end, or decides when to retry it
+    event_log   writes the events of all running jobs, and finalizes lost, failed and cancelled jobs
 
-The layout in Redis, and which step is atomic, is described in `state`.
+`state` describes the layout in Redis and the atomic steps.
 """
 
 from .service import JobService

@@ -1,4 +1,4 @@
-"""The event logs of jobs: written while they run, read for a takeover, and ended in place of a worker.
+"""Write the event logs of running jobs, read them for a takeover, and finalize jobs in place of their workers.
 
 The events of all running jobs of this process are written in one round trip, at most every 50 ms.
 """
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 0.05
 
-# Reasons to stop a run: the lease is lost; the worker drains before the run has output; the time to drain is over.
+# Reasons to stop a run: its lease is lost, the worker drains before the run has output, or the time to drain is over.
 LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
 EVENTS_BEFORE_OUTPUT = 3
-"""`response.created`, `response.queued` and `response.in_progress`."""
+"""Number of events before the first output: `response.created`, `response.queued` and `response.in_progress`."""
 
 
 class ClaimedJob:
-    """A job that this worker holds: its pending events, and the state of its lease."""
+    """A job that this worker holds, with its pending events and the state of its lease."""
 
     def __init__(self, job: Job, renewed: float) -> None:
         """`renewed` is the event loop's time when the lease was requested."""
@@ -44,22 +44,22 @@ class ClaimedJob:
         self.sending: Batch | None = None
         self.sent = asyncio.Event()
         self.ending = False
-        """Whether the pending events are stored with the response instead of being sent."""
+        """Whether the pending events are stored together with the response instead of being appended to the log."""
         self.size = 0
         self.stopped: str | None = None
-        """The reason to stop the run, if it should stop."""
+        """The reason to stop the run, or None."""
         self.task: asyncio.Task[None] | None = None
         self._pending: list[bytes] = []
         self._count = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has produced output."""
+        """Whether any worker has produced output for the job."""
         return self.next_number + self._count > EVENTS_BEFORE_OUTPUT
 
     @property
     def has_grown(self) -> bool:
-        """Whether this worker has produced output."""
+        """Whether this worker has produced output for the job."""
         return self.next_number + self._count > max(self.job.next_number, EVENTS_BEFORE_OUTPUT)
 
     @property
@@ -69,7 +69,7 @@ class ClaimedJob:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are events to send that are not in the log yet."""
+        """Whether events must still be appended to the log."""
         return self.sending is not None or (self._count > 0 and not self.ending)
 
     def write(self, events: list[Event]) -> None:
@@ -79,7 +79,7 @@ class ClaimedJob:
         self.size += len(data)
 
     def batch(self) -> Batch | None:
-        """Take the pending events as a batch; None if there are none."""
+        """Remove the pending events and return them as a batch, or return None if there are no pending events."""
         if not self._count:
             return None
         first = self.next_number
@@ -89,13 +89,16 @@ class ClaimedJob:
         return batch
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to send, which may have been sent without an answer; None if there is none."""
+        """Return the batch to append, or None if there is no batch or the lease is lost.
+
+        A batch whose append was not confirmed is returned again.
+        """
         if self.sending is None and not self.ending:
             self.sending = self.batch()
         return self.sending if self.stopped != LOST else None
 
     def stop(self, why: str) -> None:
-        """Cancel the run, and with it the request to the upstream. Only the first reason counts."""
+        """Cancel the run and its request to the upstream. Only the first call sets the reason; later calls do nothing."""
         if self.stopped is None:
             self.stopped = why
             if why == LOST:
@@ -115,19 +118,19 @@ class EventLogWriter:
         self._woken = asyncio.Event()
 
     def write(self, claimed: ClaimedJob, events: list[Event]) -> None:
-        """Queue the events for the next round trip."""
+        """Queue `events` to be appended in the next round trip."""
         claimed.write(events)
         self._dirty[claimed] = None
         self._woken.set()
 
     async def written(self, claimed: ClaimedJob) -> None:
-        """Wait until all events so far are in the log."""
+        """Wait until all queued events are in the log or the lease is lost."""
         while claimed.is_behind and claimed.stopped != LOST:
             claimed.sent.clear()
             await claimed.sent.wait()
 
     async def last(self, claimed: ClaimedJob) -> None:
-        """Wait for the batch being sent and send no more: the pending events are stored with the response."""
+        """Wait for the batch in transit, and append no further batch. The pending events are then stored with the response."""
         claimed.ending = True
         await self.written(claimed)
 
@@ -148,7 +151,7 @@ class EventLogWriter:
         batches = [(claimed.job.response_id, claimed.job.token, batch) for claimed, batch in sending.items()]
         try:
             answers = await self._jobs.append(batches, self._lease)
-        except StateUnavailable:  # send the same batch again: appending is idempotent
+        except StateUnavailable:  # send the same batch again, because appending is idempotent
             self._dirty = {**dict.fromkeys(sending), **self._dirty}
             self._woken.set()
             return
@@ -165,11 +168,14 @@ class EventLogWriter:
                 claimed.stop(LOST)
 
 
-# -- the log of a job that this process holds, but does not run ----------------------------------------------------
+# -- the log of a job that this process holds but does not run ----------------------------------------------------
 
 
 async def write_end(state: State, taken: Taken) -> Document:
-    """Finalize a job that was taken as `lost`, `failed` or `cancelled`."""
+    """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
+
+    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable`.
+    """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
     if taken.verdict == "cancelled":
@@ -183,7 +189,7 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_failure(state: State, job: Job, error: dict[str, str]) -> Document:
-    """Finalize a job as failed, with the output in its log. Raises `Fenced` if another process holds it now."""
+    """Finalize a job as failed, with the output in its log. Return its document and raise the same errors as `write_end`."""
     return await _write(state, job, "failed", error)
 
 
@@ -195,14 +201,18 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit(state, context, document, last)
-    except (OverBound, Damaged):  # the conversation is full or damaged: store the response without it
+    except (OverBound, Damaged):  # the conversation is full or damaged, so store the response without it
         await commit(state, replace(context, chain=Chain.new()), document, last)
     await clean_up(state, job.response_id)
     return document
 
 
 async def clean_up(state: State, response_id: str) -> None:
-    """Remove a job that has ended from the queue, and compress its log. If that fails, the log stays until it expires."""
+    """Remove a job that has ended from the queue, and compress its log.
+
+    If the compression fails, the uncompressed log remains until it expires. Raises `StateUnavailable` if the job cannot be
+    removed.
+    """
     await state.queue.drop(response_id)
     try:
         await state.jobs.compress(response_id)
@@ -211,9 +221,10 @@ async def clean_up(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay the job's log up to the first gap or damage. Only one page of it is in memory at a time.
+    """Replay the job's log up to the first gap or damage. Only one page of the log is in memory at a time.
 
-    The caller must hold the job, so that nobody else writes to the log. Raises `Fenced` if the log was deleted.
+    The caller must hold the job, so that no other process writes to the log. Raises `Fenced` if the log was deleted, and
+    `StateUnavailable`.
     """
     output = LogReplay()
     while output.next_number < job.next_number:
@@ -221,7 +232,7 @@ async def read_log(state: State, job: Job) -> LogReplay:
         if isinstance(batches, Damaged):
             break
         if not batches:
-            raise Fenced(job.response_id)  # it was deleted in the meantime
+            raise Fenced(job.response_id)  # the log was deleted in the meantime
         if not await by_size(sum(len(batch.data) for batch in batches), _replay, output, batches):
             logger.error("the event log of response %s has a gap after event %d", job.response_id, output.next_number - 1)
             break
@@ -229,7 +240,7 @@ async def read_log(state: State, job: Job) -> LogReplay:
 
 
 def _replay(output: LogReplay, batches: list[Batch]) -> bool:
-    """Take the batches up to the first gap. Return whether there is none."""
+    """Replay the batches up to the first gap. Return False if there is a gap."""
     for batch in batches:
         if batch.first != output.next_number:
             return False
@@ -239,7 +250,7 @@ def _replay(output: LogReplay, batches: list[Batch]) -> bool:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """Return the history of the response, or an empty one if it was deleted or is damaged."""
+    """Return the history that the response continues, or an empty history if it was deleted or is damaged."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:

@@ -1,8 +1,8 @@
 """The readers of event logs in this process.
 
-A follower has a position and no buffer. At the end of the log, it gets announced batches directly. If its client is slow, it
-reads from the log when the client is ready, so a slow client costs no memory. All followers read in one round trip, and
-followers of the same response share one subscription.
+A follower has a position in its log, but no buffer. At the end of the log, it receives each new batch with the announcement of
+the batch. If its client is slow, it reads from the log when the client is ready, so that a slow client uses no memory. All
+followers read in one round trip, and followers of the same response share one subscription.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..state.schema import response_address
 logger = logging.getLogger(__name__)
 
 POLL = 2.0
-"""Seconds after which a response is checked without a message, because a message may be lost."""
+"""Seconds without a new batch after which a response is checked, because an announcement may have been lost."""
 PATIENCE = 60.0
 _PAUSE = 0.5
 TOGETHER = 100
@@ -33,7 +33,7 @@ Settle = Callable[[str], Awaitable[None]]
 
 
 class Followers:
-    """All followers of this process. `run` must be running; `close` ends them, so that clients continue at another replica."""
+    """All followers of this process. They need `run` to be running. `close` makes their clients continue at another replica."""
 
     def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
         """`patience` is how many seconds a follower waits for an unavailable Redis before it ends."""
@@ -42,14 +42,16 @@ class Followers:
         self.is_closed = False
         self._followers: set[_Follower] = set()
         self._wanted: dict[tuple[str, int], asyncio.Future[list[Batch]]] = {}
-        """What the next round trip reads: the pages of logs after a number."""
+        """The pages to read in the next round trip, by response id and the number of the last event before the page."""
         self._asked = asyncio.Event()
 
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
-        """Yield the batches of a background response after event number `after`: those in the log, then new ones.
+        """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
 
-        The last batch is `final`, unless this process stops or Redis remains unavailable; clients then reconnect. The first
-        batch may be empty. Before it, raises `BadRequest` if the log has expired and `StateUnavailable` if it cannot be read.
+        The first batch may be empty. The last batch is `final`, unless this process stops or Redis remains unavailable. Clients
+        then reconnect.
+
+        Before the first batch, raises `BadRequest` if the log has expired, and `StateUnavailable` if the log cannot be read.
         """
         follower = _Follower(self, document, after)
         self._followers.add(follower)
@@ -70,7 +72,10 @@ class Followers:
             self._followers.discard(follower)
 
     async def run(self, settle: Settle) -> None:
-        """Read for all followers. Call `settle` for responses without new events, to finalize those whose worker was lost."""
+        """Read logs for all followers, until cancelled.
+
+        For each response without new events, call `settle`, which finalizes the response if its worker was lost.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read())
@@ -85,7 +90,10 @@ class Followers:
             follower.announce(None)
 
     async def page(self, response_id: str, number: int) -> list[Batch]:
-        """Read a page of a log after event `number`, together with all other followers that ask in the meantime."""
+        """Return the page of a log after event `number`. The page is read in one round trip with those of other followers.
+
+        Raises `StateUnavailable`.
+        """
         place = (response_id, number)
         if place not in self._wanted:
             self._wanted[place] = asyncio.get_running_loop().create_future()
@@ -136,7 +144,7 @@ class Followers:
 
 
 class _Follower:
-    """A reader of one log, which is after event `number`."""
+    """A reader of one log. The event before its position is `number`."""
 
     def __init__(self, followers: Followers, document: Document, number: int) -> None:
         self._followers = followers
@@ -144,11 +152,11 @@ class _Follower:
         self.response_id: str = document["id"]
         self.number = self._began = number
         self.is_active = False
-        """Whether it had a new batch since the last poll."""
+        """Whether the follower has received a batch since the last poll."""
         self._is_at_end = False
-        """Whether it has passed the final batch or must stop."""
+        """Whether the follower has passed the final batch or must stop."""
         self._is_compressed = False
-        """Whether it reads the compressed form of the log."""
+        """Whether the follower reads the compressed form of the log."""
         self._is_behind = False
         """Whether the log has more batches after the page that was read last."""
         self._has_news = False
@@ -158,7 +166,7 @@ class _Follower:
         self.announce(announced(message))
 
     def announce(self, batch: Batch | None) -> None:
-        """Announce `batch`. None announces that the log may have grown."""
+        """Announce a new `batch`, or with None that the log may have grown."""
         if batch is not None and batch.last <= self.number and not batch.final:
             return
         if self._waiter is None or self._waiter.done():
@@ -167,7 +175,7 @@ class _Follower:
             self._waiter.set_result(batch if batch is not None and batch.first == self.number + 1 else None)
 
     def passed(self, batch: Batch) -> Batch:
-        """Move past `batch` and return the part of it that is new."""
+        """Advance the position past `batch`, and return its events after the old position."""
         seen, self.number = self.number, max(self.number, batch.last)
         self._is_at_end = batch.final
         if batch.first > seen:
@@ -184,7 +192,7 @@ class _Follower:
         return batches
 
     async def _news(self) -> Batch | None:
-        """Wait for an announcement. Return the next batch, or None if it must be read from the log."""
+        """Wait for an announcement. Return the announced batch, or None if the next batch must be read from the log."""
         if not self._has_news:
             self._waiter = asyncio.get_running_loop().create_future()
             batch = await self._waiter
@@ -194,7 +202,12 @@ class _Follower:
         return None
 
     async def read(self, *, first: bool = False) -> list[Batch]:
-        """Return the next batches, or an empty list if there are none yet or no more will follow."""
+        """Read the next batches. Return an empty list if there are none yet, or if the follower must end.
+
+        While Redis is unavailable, repeat the read for `patience` seconds, unless this is the `first` read.
+
+        The `first` read raises `StateUnavailable`, and `BadRequest` if the log has expired.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._followers.patience
         while not (self._followers.is_closed or self._is_at_end):
@@ -210,7 +223,7 @@ class _Follower:
         return []
 
     async def _end(self, *, first: bool) -> list[Batch]:
-        """Check at the end of the log whether the response has ended. Return its last batches, or none while it is running."""
+        """Check whether the response has ended. Return its last batches, or an empty list if the response is still running."""
         number = self.number
         try:
             last = await self._followers.state.jobs.end(self.response_id)
@@ -218,10 +231,10 @@ class _Follower:
             return [_lost(self._document, number + 1)]
         if last is None:
             return []
-        if last <= number:  # Redis may have lost events that were read here, and the end with them
+        if last <= number:  # Redis may have lost the last events, including events that were read here
             has_moved = number > self._began
             return [_lost(self._document, number + 1) if has_moved else Batch(number + 1, number, b"", final=True)]
-        batches = await self._page()  # it may have ended between the two reads
+        batches = await self._page()  # the response may have ended between the two reads
         if not batches:
             self._is_compressed = True
             batches = await self._page()
@@ -243,23 +256,23 @@ class _Follower:
 
 
 def _cancel(futures: Iterable[asyncio.Future[list[Batch]]]) -> None:
-    """Cancel the futures that have no result, because no task reads for them any more."""
+    """Cancel the futures without a result. Called when no task will read for them."""
     for future in futures:
         future.cancel()
 
 
 def _lost(document: Document, number: int) -> Batch:
-    """Make the terminal event of a response that is no longer in Redis."""
+    """Return the terminal event of a response that is no longer in Redis."""
     return _failed(document, number, "The response was deleted, or the state store lost it.")
 
 
 def _broken(document: Document, number: int, reason: str) -> Batch:
-    """Make the terminal event of a response whose log cannot be read any further."""
+    """Log the `reason` why a log cannot be read any further, and return the terminal event of the response."""
     logger.error("response %s cannot be followed beyond event %d: %s", document["id"], number - 1, reason)
     return _failed(document, number, f"The events of the response cannot be read: {reason}.")
 
 
 def _failed(document: Document, number: int, message: str) -> Batch:
-    """Make a terminal event. Its number is valid for this follower only."""
+    """Return a `response.failed` event as the final batch. The event's number is valid for this follower only."""
     error = {"code": "server_error", "message": message}
     return Batch(number, number, sse.encode([end({**document, "status": "failed", "error": error}, number)]), final=True)

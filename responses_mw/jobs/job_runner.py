@@ -44,19 +44,19 @@ from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, c
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after its creation that a job waits for a replica that has its key. A rollout of new keys may be in progress."""
+"""Seconds after a job's creation in which it waits for a replica with its key, because new keys may still be rolled out."""
 _LOG_STEP = 1024 * 1024
-"""Bytes by which a running job's log grows before it is counted in the owner's quota again."""
+"""Bytes by which a running job's log grows before its size in the owner's quota is updated."""
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
 TIMEOUT_FACTOR = 20
-"""A job waits for the upstream this many times as long as a stream, `upstream.overload_timeout`."""
+"""Factor by which a job waits longer for the upstream than a stream, which waits for `upstream.overload_timeout`."""
 FAILURES = 3
 """Number of consecutive failures that open the circuit."""
 
 
 class JobRunner:
-    """Runs jobs. `scope` is the ASGI scope for calls to an application in this process."""
+    """Runs jobs. `scope` is the ASGI scope for calls to an upstream in this process."""
 
     def __init__(
         self,
@@ -79,7 +79,11 @@ class JobRunner:
         self._max_log_bytes = 8 * state.options.response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
-        """Run the job to its end or until it is stopped. Raises `InvalidEnvelope` if another replica may have the key."""
+        """Run the job until it ends, is requeued or is stopped.
+
+        Raises `InvalidEnvelope` if the key of the job's secrets is missing, but another replica may have it. Raises
+        `StateUnavailable`, `Deleted` if the response was deleted, and `Fenced` if another process holds the job.
+        """
         job = claimed.job
         try:
             run = await self._resume(claimed)
@@ -103,7 +107,7 @@ class JobRunner:
     async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
         """Requeue the job if it was stopped or the upstream was unavailable, and another worker can continue it.
 
-        Returns whether the job was requeued.
+        Returns False if this worker must finalize the job. A stopped job that nobody can continue is marked as failed.
         """
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
@@ -125,14 +129,17 @@ class JobRunner:
         # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
-        if job.retries or self.breaker.is_open:  # if the upstream is already unavailable, the request did not crash it
+        if job.retries or self.breaker.is_open:  # do not blame this request if the upstream is already unavailable
             await self._runner.probe(caller)
-        # Always stream from the upstream: a client may follow the response.
+        # Always stream from the upstream, because a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
         return await self._runner.resume(request, caller, job, await self._takeover(claimed))
 
     async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
-        """Read the output of another worker; None if there is none. Raises `WorkerLost` if nobody can continue it."""
+        """Return the output of an earlier worker, or None if there is no output.
+
+        Raises `WorkerLost` if the output cannot be continued, `Fenced` if the log was deleted, and `StateUnavailable`.
+        """
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
@@ -145,13 +152,14 @@ class JobRunner:
         return takeover
 
     async def _can_go_on(self, claimed: ClaimedJob, run: Run | None) -> bool:
-        """Return whether another worker can continue a job that this one stops."""
+        """Return whether another worker can continue the job if this worker stops it."""
         return run is None or not claimed.has_begun or await self._runner.turns.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
-        """Decrypt the caller's `headers` and the `tools`.
+        """Return the job's decrypted secrets: the caller's `headers` and the `tools` of the request.
 
-        Raises `Unauthorized` if that is impossible, and `InvalidEnvelope` if another replica may have the key.
+        Raises `Unauthorized` if the credential has expired or cannot be decrypted, and `InvalidEnvelope` if another replica may
+        have the key.
         """
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
@@ -168,7 +176,10 @@ class JobRunner:
         return secrets
 
     async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
-        """Write all events except the terminal one. A stop cancels the task, which closes the connection to the upstream."""
+        """Run the job's turns, and write all events except the terminal event.
+
+        Stopping the job cancels `claimed.task`, which closes the connection to the upstream.
+        """
         claimed.task = asyncio.create_task(self._turns(claimed, run))
         if claimed.stopped:
             claimed.task.cancel()
@@ -201,8 +212,8 @@ class JobRunner:
                         return
 
     async def _end(self, claimed: ClaimedJob, run: Run) -> None:
-        """Store the response together with the last events. Retry until the lease is lost."""
-        annotate(outcome="lost")  # until it is stored
+        """Store the response together with its last events. While Redis is unavailable, try again until the lease is lost."""
+        annotate(outcome="lost")  # until the response is stored
         await self._log_writer.last(claimed)
         number, rest = claimed.next_number, claimed.batch()
         before = rest.data if rest is not None else b""
@@ -227,9 +238,10 @@ class JobRunner:
                 break
 
     async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
-        """Requeue the job if the upstream was unavailable, another worker can continue it and there is time left.
+        """Requeue the job if the upstream was unavailable, another worker can continue the job and there is time left.
 
-        Returns whether the job was requeued.
+        `error` is what ended the run. `run` is None if the job failed before it had a run. Returns False if this worker must
+        finalize the job.
         """
         why = retry_reason(error)
         if why is None:
@@ -252,7 +264,7 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # Limit these retries: the request may be what crashes the upstream.
+        # Count an interruption as an attempt, because the request may be what crashes the upstream.
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
         ):
@@ -263,10 +275,10 @@ class JobRunner:
         return True
 
     async def _report(self, claimed: ClaimedJob, error: UpstreamError, run: Run | None) -> None:
-        """Report a failure to the circuit breaker if the upstream does not answer a cheap request either.
+        """Record a failure in the circuit breaker, unless the upstream still answers a cheap request.
 
-        The error of one run may concern its model or its prompt, and must not stop the jobs of other owners. A job that failed
-        before it had a run (None) has sent only cheap requests.
+        The error may concern only the model or prompt of this run, and must then not stop the jobs of other owners. If `run` is
+        None, the job itself has sent only cheap requests, and no other request is sent.
         """
         if run is not None:
             with suppress(UpstreamError):
@@ -276,7 +288,7 @@ class JobRunner:
         self.breaker.fail(claimed.began, error)
 
     async def _flush(self, claimed: ClaimedJob) -> None:
-        """Write the events that clients would otherwise not see, then stop writing."""
+        """Write the pending output of this worker, and append no further events."""
         if claimed.has_grown:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
@@ -288,7 +300,7 @@ def secrets_purpose(response_id: str) -> str:
 
 
 def retry_reason(error: Exception | None) -> str | None:
-    """Return the reason to retry a job that failed with `error`; None if it should not be retried."""
+    """Return the reason to retry a job that failed with `error`, or None if the job should not be retried."""
     if not isinstance(error, UpstreamError):
         return None
     has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
@@ -301,7 +313,7 @@ def retry_reason(error: Exception | None) -> str | None:
 
 
 def retry_delay(retries: int, error: UpstreamError) -> float:
-    """Return the seconds until the next retry: exponential with jitter, but at least as long as the upstream asked."""
+    """Return the seconds until the next retry. The delay doubles with jitter, and is at least as long as the upstream asked."""
     backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
     return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
 
@@ -309,8 +321,8 @@ def retry_delay(retries: int, error: UpstreamError) -> float:
 class CircuitBreaker:
     """Stops the jobs of this process while the upstream is unavailable.
 
-    `FAILURES` in a row open the circuit. From then on, one job per pause probes the upstream; the pause doubles with each probe
-    that fails. The first success closes the circuit. Times are event loop times.
+    `FAILURES` consecutive failures open the circuit. While it is open, one job per pause probes the upstream. The pause doubles
+    with each failed probe. The first success closes the circuit. Times are event loop times.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The operations on background responses that the HTTP routes use, and the tasks of this process behind them."""
+"""Create, follow, cancel and delete background responses, and manage the worker and the followers of this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RUNNING = frozenset({"queued", "in_progress"})
 _CREATION_TIMEOUT = 5.0
-"""Seconds that storing a job may take before a worker checks whether it was stored."""
+"""Seconds after which a worker checks whether a job was stored, and drops the job if not."""
 _CANCEL_ATTEMPTS = 10
 _CANCEL_BACKOFF = 0.05
 
@@ -37,7 +37,7 @@ _CANCEL_BACKOFF = 0.05
 class JobService:
     """Creates, follows, cancels and deletes the background responses of all replicas, and runs the tasks of this process.
 
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or omitted.
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Any of these calls may be repeated or omitted.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class JobService:
         self._stopped = False
 
     async def check_secrets(self) -> None:
-        """Check that all replicas can decrypt the credential that a job runs with.
+        """Check that every replica can decrypt the credential that is stored with a job.
 
-        Raises `NotSupported` if they cannot, and `Unavailable` if Redis, which is needed to compare their keys, is unavailable.
+        Raises `NotSupported` if `auth.secret_keys` is not set or if the keys of the replicas differ. Raises `StateUnavailable`
+        if Redis is unavailable, so that the keys cannot be compared.
         """
         if self._keys_agree:
             return
@@ -71,7 +72,11 @@ class JobService:
             raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
-        """Store `run`, prepared from the request `body`, as a job, and return its queued document."""
+        """Store a prepared `run` as a job, queue the job, and return its document. The `gate` is awaited first.
+
+        `body` is the request from which the run was prepared. Raises `OverBound` or `OverQuota` if the job is too large,
+        `Unavailable` if it cannot be stored now, and the errors of `gate`.
+        """
         await gate()
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: background responses cannot be created now.")
@@ -82,7 +87,7 @@ class JobService:
         start = sse.encode(run.assembler.start(queued=True))
         document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
-        # Tools hold credentials too, for example for MCP servers.
+        # Tools contain credentials too, for example for MCP servers.
         secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=secrets_purpose(document["id"]), owner=owner)
         try:
@@ -95,19 +100,20 @@ class JobService:
             raise Unavailable("Storing the response took too long; try again.") from None
         try:
             await self._state.queue.ready(document["id"])
-        except StateUnavailable as error:  # it is stored: the check after _CREATION_TIMEOUT queues it
+        except StateUnavailable as error:  # the job is stored, and the check after _CREATION_TIMEOUT queues it
             logger.warning("response %s is stored, but will be queued later: %s", document["id"], error.message)
         annotate(outcome="queued", stored=True)
         return document
 
     def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:
-        """Yield the events of a background response after number `after`: those in the log, then new ones."""
+        """Yield the events of a background response after event number `after`. See `Followers.follow`."""
         return self._followers.follow(document, after)
 
     async def cancel(self, response_id: str, owner: str) -> Document:
-        """Cancel a response if it is running, and return its document.
+        """Cancel a background response if it is queued or running, and return its document.
 
-        Raises `BadRequest` for a response that does not run in the background, and `Missing`.
+        Raises `BadRequest` if the response is not a background response, `Missing` if it does not exist, and `Unavailable` if
+        it cannot be cancelled now.
         """
         for _ in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
@@ -117,17 +123,21 @@ class JobService:
                 return document
             taken = await self._take(response_id, "cancel", owner)
             if taken.job is None:
-                continue  # it ended just now
+                continue  # the response has just ended
             if taken.worker:
                 await self._state.jobs.tell(taken.worker, response_id)
             try:
                 return await write_end(self._state, taken)
             except Fenced:
-                await asyncio.sleep(_CANCEL_BACKOFF)  # another request cancels it too; an immediate retry would fence that one
+                # Another request cancels the response too. An immediate retry would fence that request.
+                await asyncio.sleep(_CANCEL_BACKOFF)
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete a response. Cancel it first if it is running in the background. Raises `Missing`."""
+        """Delete a response. Cancel it first if it is queued or running.
+
+        Raises `Missing` if the response does not exist, and `Unavailable` if it cannot be cancelled or deleted now.
+        """
         with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:
@@ -137,7 +147,8 @@ class JobService:
     async def settle(self, response_id: str) -> None:
         """Finalize a response whose worker was lost.
 
-        A response that has not begun remains queued for another worker. If it is missing from the queue, it is put back.
+        A response that waits for a worker remains queued. If the response is missing from the queue, it is queued again. Raises
+        `StateUnavailable`.
         """
         taken = await self._take(response_id, "settle")
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
@@ -158,7 +169,7 @@ class JobService:
         self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:
-        """Start claiming jobs. Call this when the upstream is available."""
+        """Start claiming jobs, if this process has a worker. Call this when the upstream is available."""
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
@@ -172,7 +183,10 @@ class JobService:
         return self._worker.running if self._worker is not None else 0
 
     def stop(self) -> None:
-        """Stop claiming jobs, and end the followers: clients continue at another replica. Call this when the server stops."""
+        """Stop claiming jobs, and end the followers, so that clients continue at another replica.
+
+        Call this when the server stops.
+        """
         self._stopped = True
         self._followers.close()
         if self._worker is not None:

@@ -1,7 +1,7 @@
-"""The worker: claims jobs, renews their leases, and finishes them or returns them to the queue when it stops.
+"""Claim jobs, run them and renew their leases. A worker that stops finishes its jobs or returns them to the queue.
 
-1. Each job has one holder, which has its fencing token. The scripts reject writes with any other token. A worker whose write
-   is rejected stops the run.
+1. Each job has one holder, which knows the job's fencing token. The scripts reject writes with any other token. A worker whose
+   write is rejected stops the run.
 2. Every append renews the lease, and so does the heartbeat. A worker that could not renew a lease for most of its duration
    stops the run before another worker may take the job.
 3. After an outage of Redis, leases may have expired although their workers are alive. For the duration of one lease, no job is
@@ -31,7 +31,7 @@ from .job_runner import JobRunner
 logger = logging.getLogger(__name__)
 
 POLL = 1.0
-"""Maximum seconds between two checks of the queue. Messages usually trigger one earlier."""
+"""Maximum seconds between two checks of the queue. Messages usually trigger a check earlier."""
 GIVE_UP_AFTER = 0.8
 """Fraction of a lease's duration after which a run whose lease was not renewed is stopped."""
 FINAL_WRITES_TIMEOUT = 5.0
@@ -70,7 +70,7 @@ class Worker:
         self._warnings = WarningLimit()
 
     async def run(self) -> None:
-        """Claim jobs until `stop`, then wait up to `server.drain_timeout` for the running ones."""
+        """Claim and run jobs until `stop` is called. Then wait up to `server.drain_timeout` for the running jobs."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()))
             for partition in self._state.queue.partitions:
@@ -90,7 +90,7 @@ class Worker:
         return len(self._tasks)
 
     def stop(self) -> None:
-        """Stop claiming jobs. `run` returns when the claimed ones are finished or returned to the queue."""
+        """Stop claiming jobs. `run` returns when the claimed jobs are finished or returned to the queue."""
         self._is_stopping = True
         self._change.set()
 
@@ -136,7 +136,7 @@ class Worker:
                 task.add_done_callback(self._done)
 
     async def _sweep(self) -> None:
-        """Handle lost jobs even when this worker is full: finalize them, or put them first in the queue."""
+        """While this worker is full, finalize lost jobs or put them first in the queue."""
         for partition in self._state.queue.partitions:
             while self._sweeps and not self._has_room and not self._is_stopping:
                 job = await self._claim_from(partition, sweep=True, fresh=False)
@@ -145,7 +145,10 @@ class Worker:
                 await self._work(job, "settle")
 
     async def _claim_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Claim a job. Return None if there is none, or if the partition is damaged: it must not delay the others."""
+        """Claim a job of `partition`. Return None if there is no job to claim.
+
+        A damaged partition counts as empty, so that it does not delay the other partitions.
+        """
         with suppress(Damaged):
             return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
         return None
@@ -159,12 +162,12 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Take and run the job. Whatever fails, its lease expires and a worker picks it up again."""
+        """Take and run the job. Errors are logged. After an error, the lease expires and a worker claims the job again."""
         try:
             await self._take(response_id, why)
         except Damaged as error:
             logger.warning("removing response %s from the queue: %s", response_id, error.message)
-            with suppress(StateUnavailable):  # its lease expires, and a worker picks it up again
+            with suppress(StateUnavailable):  # the job's lease expires, and a worker claims the job again
                 await self._state.jobs.abandon(response_id)
                 await self._state.queue.drop(response_id)
         except StateUnavailable as error:
@@ -230,13 +233,13 @@ class Worker:
             began = loop.time()
             await asyncio.sleep(pause)
             if loop.time() - began > 2 * pause:
-                continue  # this process was stalled: let the replies that have arrived renew the leases first
+                continue  # this process was stalled, so let replies that have arrived renew the leases first
             for claimed in self._claimed.values():
                 if loop.time() - claimed.renewed > GIVE_UP_AFTER * self._lease:
                     claimed.stop(LOST)
 
     async def _beat(self) -> None:
-        """Renew the leases three times per duration, and at once when a message says that a job was cancelled."""
+        """Renew the leases three times per lease duration, and at once when a message says that a job was cancelled."""
         loop, pause = asyncio.get_running_loop(), self._lease / 3
         while True:
             with suppress(TimeoutError):
@@ -263,7 +266,7 @@ class Worker:
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Return jobs without output to the queue, and wait for the others. Stop those that exceed the timeout."""
+        """Return jobs without output to the queue, and wait for jobs with output. Stop jobs that exceed the timeout."""
         for claimed in list(self._claimed.values()):
             if not claimed.has_begun:
                 claimed.stop(DRAINED)
