@@ -1,4 +1,4 @@
-"""The Redis client. It limits round trips, and converts their failures to `StateUnavailable`."""
+"""A Redis client that limits concurrent round trips and converts their failures to `StateUnavailable`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Value: TypeAlias = "str | bytes | int"
 Args: TypeAlias = list[Value]
 Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
-"""The keys of a script, which are all in one slot, and its arguments."""
+"""The keys and the arguments of a script call. All keys are in one slot."""
 
 # A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
@@ -54,7 +54,7 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (OSError, "it cannot be reached", True),
 )
 FAILURES = tuple(row[0] for row in _REASONS)
-# Errors that commands and scripts raise for a key of the wrong type or a foreign value.
+# Errors that commands and scripts raise for a key of the wrong type, or with a value that this server did not write.
 _DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
 
 # Timeout of the first probe of a node, and the pause between two probes (seconds).
@@ -65,7 +65,7 @@ class Client:
     """A client of a Redis server, with a maximum number of concurrent round trips.
 
     Every failure raises StateUnavailable. A round trip takes at most `timeout` seconds, including the wait for a connection.
-    After a timeout, round trips to that server fail at once until it answers a probe.
+    After a timeout, round trips to the server fail at once until the server answers a probe.
     """
 
     is_cluster: ClassVar[bool] = False
@@ -79,9 +79,9 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`subscriber` makes a client for subscriptions; without it, they take connections from the pool of `redis`.
+        """`subscriber` creates a client for subscriptions. Without it, subscriptions use connections from the pool of `redis`.
 
-        `also_close` is called when the client is closed.
+        `also_close` is called when this client is closed.
         """
         self.redis = redis
         self._timeout = timeout
@@ -92,7 +92,7 @@ class Client:
         self._probes: dict[str, _Probe] = {}
         self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
         self.shared_secret: str | None = None
-        """A secret of the processes that share an embedded server."""
+        """The secret of the processes that share an embedded server; None for other servers."""
 
     @property
     def away_for(self) -> float:
@@ -106,9 +106,10 @@ class Client:
         return (await self.pipeline([words]))[0]
 
     async def pipeline(self, commands: Sequence[Sequence[Value]], *, contained: bool = False) -> list[Any]:
-        """Send `commands` together, each with keys of one slot, and return their replies in order.
+        """Send `commands` in one round trip, and return their replies in order. The keys of a command must be in one slot.
 
-        With `contained`, a damaged key does not fail the other commands: its reply is a `Damaged` error.
+        If `contained`, the reply to a command with a damaged key is a `Damaged` error, and the other commands succeed.
+        Otherwise, the error is raised.
         """
         keys = [command[1] if len(command) > 1 else "" for command in commands]
         names = {str(command[0]) for command in commands}
@@ -120,10 +121,10 @@ class Client:
         return (await self.scripts(script, [(keys, args)]))[0]
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script for each of `calls` together, and return the replies in order. `contained`: as in `pipeline`.
+        """Run a script once for each of `calls`, and return the replies in order. `contained` is the same as in `pipeline`.
 
-        This does not use `register_script`: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
-        primary, so one unavailable primary would fail scripts on all others. EVAL needs only the right node.
+        redis-py's `register_script` is not used, because after NOSCRIPT it sends SCRIPT LOAD. A cluster client sends that to
+        every primary, so scripts on all nodes would fail if one primary is unavailable. EVAL needs only the node of the keys.
         """
 
         async def ask() -> list[Any]:
@@ -139,15 +140,15 @@ class Client:
     async def _send(
         self, ask: Callable[[], Awaitable[list[Any]]], operation: str, script: str, keys: Sequence[Value]
     ) -> list[Any]:
-        """Return the replies of one round trip, with a `Damaged` error in place of each of redis-py's errors."""
+        """Make one round trip and return the replies, with a `Damaged` error in place of each error of redis-py."""
         key = keys[0] if len(keys) == 1 else ""
         replies = await self.round_trip(ask, operation, script, key, size=len(keys))
         told = zip(replies, keys, strict=True)
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
 
     async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool) -> list[Any]:
-        """Return the replies. With `contained`, they include redis-py's errors about damaged keys."""
-        if len(commands) == 1 and not contained:  # the usual case, a chain in one segment: saves 20 us of CPU
+        """Send `commands` and return the replies. If `contained`, the replies include redis-py's errors about damaged keys."""
+        if len(commands) == 1 and not contained:  # the most common case: saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:
@@ -163,16 +164,15 @@ class Client:
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
     ) -> T:
-        """Call `ask` as one round trip and return its result. Raises StateUnavailable.
+        """Call `ask`, which makes one round trip, and return its result. Raises StateUnavailable.
 
-        `operation`, `script` and `size` (the number of commands) describe the span. `key` determines the node in a
-        cluster.
+        `operation`, `script` and `size` (the number of commands) describe the span. In a cluster, `key` determines the node.
         """
         if self._probes and (probe := self._probes.get(self.node_of(key))):
             await probe.check()
         before, began = _cancellations(), time.perf_counter()
         try:
-            # redis-py's pools raise an error when all connections are in use: wait for one here.
+            # Wait for a free connection here, because redis-py's pools raise an error when all connections are in use.
             with redis_span(operation, script, size, partial(self._address, key)):
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
@@ -192,9 +192,9 @@ class Client:
         return reply
 
     def damage(self, key: Value, reason: str) -> Damaged:
-        """Count a key that has the wrong type or a foreign value, and return the error to raise.
+        """Count a damaged key in the metrics, and return the error to raise.
 
-        It is logged unless another key of its kind was logged within the last minute.
+        The key and the `reason` are logged unless another key of the same kind was logged within the last minute.
         """
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         kind = kind_of(name)
@@ -205,14 +205,14 @@ class Client:
         return error
 
     def _probe(self, key: Value) -> None:
-        """Start to probe the node of the key, which did not answer in time."""
+        """Start probing the node of `key` after a timeout, unless the node is being probed already."""
         node = self.node_of(key)
         if node and node not in self._probes:
             probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
             probe.task.add_done_callback(lambda _: self._probes.pop(node))
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Stop probing and close every connection."""
         probing = [probe.task for probe in self._probes.values()]
         for task in probing:
             task.cancel()
@@ -226,33 +226,33 @@ class Client:
     def _address(self, key: Value) -> tuple[str | None, int | None, int | None]:
         """Return the host or socket, port and database of the server that has the key, for a span."""
         assert isinstance(self.redis, Redis)
-        options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
+        options = self.redis.connection_pool.connection_kwargs  # with Sentinel, the options have no host
         return options.get("path", options.get("host")), options.get("port"), options.get("db")
 
     async def _ask(self, node: str, key: Value) -> None:
-        """Send a probe to a node. `key` belonged to it when a round trip timed out."""
+        """Send a probe to `node`, which served `key` when a round trip timed out."""
         await self.redis.execute_command("PING")
 
     def node_of(self, key: Value) -> str:
-        """Return the name of the node that has the key or channel; empty if it is unknown."""
+        """Return the name of the node that serves a key or channel, or an empty string if the node is unknown."""
         return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """Update the nodes that `node_of` returns for the channels."""
+        """In a cluster, look up the nodes of the channels again, so that `node_of` returns the current ones."""
 
     def subscriber(self, node: str) -> Redis:
-        """Return a new client for subscriptions to channels of a node. The caller must close it."""
+        """Return a new client for subscriptions to channels of `node`. The caller must close the client."""
         if self._subscriber is not None:
             return self._subscriber()
         assert isinstance(self.redis, Redis)
-        return Redis(connection_pool=self.redis.connection_pool)  # closing it leaves the pool open
+        return Redis(connection_pool=self.redis.connection_pool)  # closing this client leaves the pool open
 
 
 class _Probe:
-    """A circuit breaker: probes a node that did not answer in time until it answers.
+    """A circuit breaker that probes a node after a timeout until the node answers.
 
-    Calls wait for the first probe, at most `FIRST_PROBE` seconds, because one slow command must not fail the others. After
-    that, they fail at once until the node answers.
+    Round trips first wait for the result of the first probe, for at most `FIRST_PROBE` seconds, because one slow command must
+    not make others fail. If that probe fails, round trips fail at once until a later probe succeeds.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
@@ -263,7 +263,7 @@ class _Probe:
         self.task = asyncio.create_task(self._run())
 
     async def check(self) -> None:
-        """Raise StateUnavailable if the node does not answer."""
+        """Wait for the first probe. Raises StateUnavailable if the node has not answered a probe yet."""
         await self._judged.wait()
         if not self._answers:
             raise _unavailable(TimeoutError())
@@ -284,7 +284,7 @@ class _Probe:
             async with asyncio.timeout(seconds):
                 await self._ask()
         except exceptions.ResponseError:
-            return True  # an error is an answer
+            return True  # an error reply is also an answer
         except FAILURES as error:
             count_state_error(error)
             return False
@@ -316,13 +316,15 @@ def _cancellations() -> int:
 
 
 async def raise_lost_cancellation(before: int = 0) -> None:
-    """Raise a cancellation again if it was swallowed since there were `before` of them: otherwise, some loops never end.
+    """Raise CancelledError if the current task has more than `before` pending cancellations.
 
-    - `asyncio.wait_for` swallows a cancellation that arrives as it completes. redis-py writes with it if a socket timeout is
-      set. Fixed in Python 3.12: https://github.com/python/cpython/issues/86296
-    - `asyncio.TaskGroup` swallows a cancellation that arrives while it ends with an error. Fixed in Python 3.13:
+    The standard library can swallow a cancellation without stopping the task, so that a loop in the task never ends:
+
+    - `asyncio.wait_for` swallows a cancellation that arrives when the awaited operation completes. redis-py uses `wait_for`
+      for writes if a socket timeout is set. Fixed in Python 3.12: https://github.com/python/cpython/issues/86296
+    - `asyncio.TaskGroup` swallows a cancellation that arrives while the group ends with an error. Fixed in Python 3.13:
       https://github.com/python/cpython/issues/116720
     """
     if _cancellations() > before:
-        await anyio.lowlevel.checkpoint_if_cancelled()  # raises if it came from a cancel scope
+        await anyio.lowlevel.checkpoint_if_cancelled()  # raises if a cancel scope cancelled the task
         raise asyncio.CancelledError

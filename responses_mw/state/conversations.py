@@ -38,7 +38,7 @@ class Conversations:
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Store a new conversation with its first `items`, whose ids must contain the conversation's tag.
 
-        Raises OverBound, OverQuota.
+        Raises OverBound and OverQuota.
         """
         address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
         blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
@@ -63,24 +63,24 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
-        """Delete the conversation and its items. Responses made in it remain, but cannot be continued."""
+        """Delete the conversation and its items. Its responses remain, but cannot be continued."""
         report = await self._run(_DELETE, conversation_id, [owner])
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation's items as a history. The commit of a response that continues it appends to them."""
+        """Return the conversation's items as a history. Committing a response to this history appends the response's items."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation read as `chain` has no room for this number of new `items` and an answer."""
+        """Raise OverBound if the conversation in `chain` has no room for an answer and this number of new `items`."""
         max_items, max_bytes = self._limits
         if len(chain.items) + items >= max_items or chain.size >= max_bytes:
             maximum = f"the maximum is {max_items} items and {max_bytes} bytes"
             raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """Return the items of the conversation with `tag` up to the counter `seen`; None if it has been deleted."""
+        """Return the items of the conversation with `tag` up to the counter `seen`, or None if it does not exist."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -88,9 +88,9 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
-        """Append items, whose ids must contain the conversation's tag, as one block.
+        """Append items as one block. Their ids must contain the conversation's tag.
 
-        `random` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
+        `random` is the random part of the ids that were created for these items. Raises OverBound and OverQuota.
         """
         address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]
@@ -102,7 +102,10 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return a page of up to `limit` items after the item `after`. Raises BadRequest if there is no such item."""
+        """Return a page of up to `limit` items after the item `after`, in `order` (`asc` or `desc`).
+
+        Raises BadRequest if the conversation has no item `after`.
+        """
         found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
         if found is None:
             raise no_such_cursor("after", str(after))
@@ -120,7 +123,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Delete an item and return the conversation. Raises Missing if either does not exist."""
+        """Delete an item and return the conversation. Raises Missing if the conversation or the item does not exist."""
         found = await self._run(_DELETE_ITEM, conversation_id, [owner, item_id])
         if found is None:
             raise Missing("Item", item_id)
@@ -134,7 +137,10 @@ class Conversations:
         return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
 
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
-        """Run a script and return its answer without the verdict; None if the item that it names does not exist."""
+        """Run a script and return its reply without the verdict, or None if the item in `args` does not exist.
+
+        Raises Missing if the owner has no such conversation, and NewerRecord.
+        """
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)
         return None if answer == b"cursor" else rest
@@ -145,12 +151,12 @@ def _key(conversation_id: str) -> str:
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:
-    """Return the bytes that the encoded items count towards the quota."""
+    """Return the number of bytes that are charged for encoded items."""
     return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """Decode the items in `blobs`. Raises Missing for the conversation if Redis has evicted one of them."""
+    """Decode items. Raises Missing for the conversation if Redis has evicted one of the items."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]

@@ -1,19 +1,19 @@
-"""The errors of stored state. Those under APIError are sent to clients.
+"""Errors raised by the state layer. Subclasses of `APIError` are sent to clients.
 
 APIError
-├── Missing              404  no such response, conversation or item for this owner (expired, deleted or another's)
-│   └── Deleted          404  the response was deleted during its run
+├── Missing              404  the owner has no such response, conversation or item
+│   └── Deleted          404  the response was deleted while it was running
 ├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
 ├── OverBound            413  a response, history or conversation exceeds a maximum
-├── OverQuota            429  the owner may not store more
-└── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading; see `reason`
+├── OverQuota            429  the owner's storage quota is used up
+└── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading (see `reason`)
     ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
     └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
-Errors that may prevent a finished response from being stored have `unstored`, the reason that the metric reports.
+Errors that can prevent a finished response from being stored have an attribute `unstored`: the reason reported in the metric.
 
-Fenced                   (internal) another worker owns this response: write nothing more
+Fenced                   (internal) another worker has taken over the response, so this worker must stop writing
 EmbeddedFailed           (at startup) the embedded server cannot run
 """
 
@@ -23,23 +23,23 @@ from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Una
 
 
 class Missing(NotFound):
-    """There is no such object for this owner.
+    """The owner has no object with this id.
 
-    This is the answer for an id in a path. For an id in a body, the caller must raise a 400 instead.
+    Status 404 is correct for an id in a path. For an id in a request body, the caller must raise an error with status 400.
     """
 
     def __init__(self, kind: str, object_id: str) -> None:
-        """`kind` is the noun that begins the message: `Response`, `Conversation` or `Item`."""
+        """`kind` is the first word of the message: `Response`, `Conversation` or `Item`."""
         super().__init__(f"{kind} with id '{object_id}' not found.")
         self.object_id = object_id
 
 
 class Deleted(Missing):
-    """The response was deleted during its run."""
+    """The response was deleted while it was running."""
 
 
 class NotChainable(BadRequest):
-    """The response's status does not permit continuing it."""
+    """The response cannot be continued because of its status."""
 
     def __init__(self, response_id: str, response_status: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class NotChainable(BadRequest):
 
 
 class OverBound(TooLarge):
-    """The object exceeds a maximum in the settings. Nothing was written."""
+    """The object exceeds a configured maximum. Nothing was written."""
 
     unstored = "size"
 
@@ -69,28 +69,28 @@ class OverQuota(APIError):
             f"You have reached your quota of {maximum} bytes of stored responses and conversations. Delete some, wait until "
             "they expire, or set 'store' to false."
         )
-        # Otherwise the official clients would retry at once, which does not help.
+        # Without this header, the official clients would retry at once, which does not help.
         super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class StateUnavailable(Unavailable):
-    """Redis cannot serve this now.
+    """Redis cannot execute the operation now.
 
-    A write may have happened, but never in part. It can be repeated, because every script is idempotent.
+    A write may have been executed, but never partially. It can be repeated because every script is idempotent.
     """
 
     default_code = "state_unavailable"
     unstored = "redis_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
-        """`passing`: the cause may be temporary (a restart, a failover), so a commit should be retried."""
+        """`reason` completes the message. `passing` means that the cause may be temporary, so a write should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
 
 
 class StateFull(StateUnavailable):
-    """Redis has no memory left, or only a reserve for responses in progress and deletes."""
+    """Redis is out of memory, or its remaining memory is reserved for responses in progress and for deletions."""
 
     unstored = "redis_full"
 
@@ -99,7 +99,7 @@ class StateFull(StateUnavailable):
 
 
 class NewerRecord(StateUnavailable):
-    """A newer release wrote this record in a version that this one does not know."""
+    """A newer release wrote this record in a version that this release does not support."""
 
     def __init__(self) -> None:
         super().__init__("a newer release wrote this record")
@@ -113,9 +113,9 @@ class Damaged(StateUnavailable):
     unstored = "damaged"
 
     def __init__(self, kind: str) -> None:
-        """`kind`: what the key holds, such as `event log`."""
+        """`kind` names what the key stores, such as `event log`."""
         super().__init__(f"the stored {kind} is damaged")
-        self.headers.clear()  # the damage is permanent: no Retry-After
+        self.headers.clear()  # no Retry-After, because the damage is permanent
 
 
 class Fenced(Exception):
@@ -123,11 +123,14 @@ class Fenced(Exception):
 
 
 class EmbeddedFailed(StartupError):
-    """The embedded server cannot run; the message says why."""
+    """The embedded server cannot run. The message gives the reason."""
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:
-    """Raise the error for a script's `answer` about an object, if it is one that several scripts share."""
+    """Raise the error for a script's verdict if it is `missing`, `newer` or `bound`. Ignore other verdicts.
+
+    `kind` and `object_id` describe the missing object. Raises Missing, NewerRecord or OverBound.
+    """
     if answer == b"missing":
         raise Missing(kind, object_id)
     if answer == b"newer":

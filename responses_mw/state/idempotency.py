@@ -1,9 +1,9 @@
-"""Idempotency keys: for each key of an owner, the request that it belongs to and the response to that request.
+"""Idempotency keys. Each key of an owner belongs to one request and its response.
 
-    rmw:{i<hash>}:key   hash: `request` (its hash), `token` of the reservation, `response` (its id), `done`
+    rmw:{i<hash>}:key   hash: `request` (a hash), `token` of the reservation, `response` (an id), `done`
 
-The name contains a hash of the owner and the key. While its request runs, a reservation has a lease, so a lost replica blocks
-the key for at most 30 seconds. Once the response exists, the reservation is kept for a day.
+The name contains a hash of the owner and the key. A reservation is leased while its request is running, so a replica that is
+lost blocks the key for at most 30 seconds. Once the response exists, the reservation is kept for a day.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .client import Args, Client
 
 _RESERVE, _UPDATE = load("state", "idempotency_reserve", "idempotency_update")
 
-# Seconds for which a key is kept: once its response exists, and while its request runs.
+# Seconds for which a key is kept: once its response exists (KEPT), and while its request is running (LEASE).
 KEPT = 24 * 60 * 60
 LEASE = 30.0
 
 
 class Reservation:
-    """One request's claim to a key. Every method raises StateUnavailable."""
+    """A request's reservation of a key. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client, owner: str, key: str, request: bytes) -> None:
-        """Requests with the same key are compared by the bytes `request`. This does not reserve the key."""
+        """Prepare a reservation. `request` is compared with the bytes of other requests that have the same key."""
         self._client = client
         name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
         self._name = f"rmw:{{i{name}}}:key"
@@ -33,22 +33,25 @@ class Reservation:
         self._token = random_part()
 
     async def reserve(self) -> tuple[str, str | None]:
-        """Reserve the key for `LEASE` seconds unless another request has it. Repeating this is safe.
+        """Reserve the key for `LEASE` seconds unless another request has reserved it. A repeated call is safe.
 
-        Return a verdict: `reserved` (run the request), `running` (another request with the key is running), `done`
-        (another request created the response) or `different` (the key belongs to a request with a different body); and the
-        id of the other request's response, if it is known.
+        Return a verdict, and the id of the other request's response if it is known. The verdict is one of:
+
+        reserved    the caller must run the request
+        running     another request with the key is running
+        done        another request with the key has created its response
+        different   the key belongs to a request with a different body
         """
         args: Args = [self._request_hash, self._token, int(LEASE * 1000)]
         verdict, *rest = await self._client.script(_RESERVE, [self._name], args)
         return verdict.decode(), rest[0].decode() if rest and rest[0] is not None else None
 
     async def renew(self) -> None:
-        """Extend the lease."""
+        """Extend the lease to `LEASE` seconds from now, unless it has expired."""
         await self._update(LEASE)
 
     async def name(self, response_id: str) -> bool:
-        """Record the id of the response that is about to be created, and extend the lease. Return False if it expired."""
+        """Record the id of the response to be created, and extend the lease. Return False if the lease has expired."""
         return await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
@@ -56,7 +59,7 @@ class Reservation:
         await self._update(KEPT, response_id, done="1")
 
     async def release(self) -> None:
-        """Release the key for other requests."""
+        """Delete the reservation, so that other requests can use the key."""
         await self._update(0)
 
     async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:

@@ -39,34 +39,35 @@ _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
 )
 
 MAX_ATTEMPTS = 3
-"""Maximum attempts for a job whose workers are lost before its first output: the request itself may crash them."""
+"""Maximum attempts for a job whose workers are lost before its first output, because the request itself may crash them."""
 # Maximum number of batches of a log that are read at a time.
 PAGE = 100
-# The same for a compressed log, and for a log that is read to compress it.
+# Maximum number of entries that are read at a time from a compressed log, and from a log that is being compressed.
 COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
 # Bytes of events after which a compressed chunk ends. A reader holds a page of chunks in memory.
 CHUNK = 64 * 1024
-# Only logs of at least `COMPRESS_FROM` bytes are compressed, and only if the result has at most `COMPRESS_TO`.
+# Only logs of at least `COMPRESS_FROM` bytes are compressed, and only if the result has at most `COMPRESS_TO` bytes.
 COMPRESS_TO = 32 * 1024 * 1024
 # Seconds for which the plain form of a compressed log is kept.
 PLAIN_SECONDS = 60
-# Maximum number of logs that one call of the script appends to.
+# Maximum number of logs to which one script call appends.
 TOGETHER = 200
 
-# The answer of the script for a record or log that is damaged.
+# The result of appending to a log if the record or the log is damaged.
 _DAMAGED = 2
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class Jobs:
-    """The records and logs of background responses. Each write names its holder's token; earlier holders are fenced.
+    """The records and logs of background responses.
 
-    Every method raises StateUnavailable.
+    Each write includes the token of the job's holder, so that writes of earlier holders are refused. Every method raises
+    StateUnavailable.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
-        """A job may wait and run for the lifetime of a response, but for at least a day."""
+        """The record of a job expires after the lifetime of a response, but not within a day."""
         self._client = client
         self._writer = writer
         self._ttl = max(options.ttl_seconds, TOMBSTONE_SECONDS) * 1000
@@ -75,10 +76,10 @@ class Jobs:
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
-        """Write the record of a new response.
+        """Write the record of a new background response, its encrypted `credential`, and the first batch of its log (`start`).
 
-        It consists of the queued `document`, the request `body` without its input `items`, the encrypted `credential`,
-        and the first batch of the log (`start`). Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
+        The record has the queued `document`, and the request's `body` and input `items`. Raises OverBound if the record is too
+        large, OverQuota, and Deleted if a worker claimed the job before its record was written and gave it up.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
@@ -93,16 +94,16 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Count the log of a running job, which has grown to `size` bytes, towards its owner's quota. Raises OverQuota."""
+        """Charge the log of a running job, which has grown to `size` bytes, to the owner's quota. Raises OverQuota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
         self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""
     ) -> Taken:
-        """Give the job to a new holder for `lease` seconds.
+        """Lease the job to `worker` for `lease` seconds if its state permits that. Raises NewerRecord.
 
-        `why`: `run` it, `settle` it if it is lost, or `cancel` it, regardless of the holder. With an `owner`, jobs of
-        other owners are `missing`. Raises NewerRecord.
+        `why` is `run` to run the job, `settle` to end the job if it is lost, or `cancel` to end the job even if another worker
+        holds it. If `owner` is given, the verdict on a job of another owner is `missing`.
         """
         token = random_part()
         try:
@@ -141,42 +142,44 @@ class Jobs:
         return Taken(verdict, job, worker=(before or b"").decode())
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
-        """Renew the leases of jobs (response id and token). Return for each whether it was renewed.
+        """Extend the leases of jobs to `lease` seconds from now. Return for each job whether its lease was extended.
 
-        A lease is not renewed if another worker holds the job, or if the job has ended or is damaged.
+        `holds` has the response id and the token of each job. A lease is not extended if another worker holds the job, or if
+        the job has ended or is damaged.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Release the job as if it had not been taken, except for its `continuations`."""
+        """Release the job without counting this run as an attempt. The job's `continuations` are stored."""
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
-        """Delete the credential of a job that can be neither run nor ended, because its record is damaged."""
+        """Delete the credential of a job that can be neither run nor ended because its record is damaged."""
         await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
-        """Release the job for a retry after an upstream `error`. Return False if another worker holds it or it has ended.
+        """Release the job for a retry after an upstream `error`.
 
-        The job is retried for at most `seconds` after its first error since it last made progress; then it fails.
-        `is_attempt`: whether this run counts as one of the job's attempts.
+        The job fails when it has made no progress for `seconds` after such an error. `is_attempt` is whether this run counts as
+        one of the job's attempts. Return False if another worker holds the job or the job has ended.
         """
         args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
         return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
-        """Tell a worker to check one of its jobs at once."""
+        """Notify `worker` that it must check one of its jobs at once."""
         await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
-        """Append to the logs of several jobs (response id, token, batch), and renew their leases. A repeat changes nothing.
+        """Append a batch to the log of each of several jobs, and extend their leases to `lease` seconds from now.
 
-        Return for each whether its batch is in the log. It is not if another worker holds the job, if the job has ended, if the
-        batch does not continue the log (Redis lost a part), or if the record or log is damaged.
+        `batches` has the response id, the token and the batch of each job. Return for each job whether its batch is in the log.
+        A batch is not appended if another worker holds the job, if the job has ended, if the batch does not continue the log
+        because Redis lost a part of the log, or if the record or log is damaged. A repeated call changes nothing.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
@@ -188,21 +191,26 @@ class Jobs:
         return [answer == 1 for answer in answers]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
-        """Return the next batches of several logs: for each (response id, number), the batches that end after that event.
+        """Return the next batches of several logs, at most `PAGE` of each.
 
-        The first batch may begin before it. A list is empty at the end of the log, and if the log has expired. For a damaged
-        log, there is an error in place of the list.
+        `wanted` has a response id and an event number for each log. The batches returned end after that event, but the first
+        one may begin earlier. The list is empty at the end of a log, and for a log that has expired. For a damaged log, a
+        `Damaged` error is returned in place of the list.
         """
         commands = [_range(response_address(job).log, number, PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
         return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of the compressed log of a response that has ended, like `logs`. Raises Damaged."""
+        """Return the next batches of a response's compressed log that end after event `number`. Raises Damaged."""
         return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """Compress the log of a response that has ended to about a twentieth. Return False if it is not compressed."""
+        """Store a compressed log of a response that has ended. It has about a twentieth of the plain log's size.
+
+        The plain log expires after `PLAIN_SECONDS`. Return False if the log is not compressed, because it is incomplete, too
+        small, too large or expired, or because the response has not ended. Raises Damaged.
+        """
         address, chunks = response_address(response_id), list[tuple[int, bytes]]()
         number, size, is_final = -1, 0, False
         while not is_final:
@@ -232,7 +240,10 @@ class Jobs:
             return self._client.damage(log, "an entry is not a batch of events")
 
     async def end(self, response_id: str) -> int | None:
-        """Return the number of the last event; None if the response has not ended. Raises Missing if it does not exist."""
+        """Return the number of the last event, or None if the response has not ended.
+
+        Raises Missing if there is no such background response.
+        """
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
@@ -240,16 +251,17 @@ class Jobs:
 
 
 class Backlog(NamedTuple):
-    """The number of waiting `jobs`, and for how many `seconds` the oldest has waited."""
+    """The number of waiting `jobs`, and the `seconds` for which the oldest of them has waited."""
 
     jobs: int
     seconds: float
 
 
 class Queue:
-    """A queue that is fair between owners within each of its `partitions`. A job is the id of a response.
+    """A queue of background responses that is fair between owners within each of its `partitions`.
 
-    Every method raises StateUnavailable; `reserve`, `restore` and `claim` raise Damaged for a damaged partition.
+    A job is identified by its response id. Every method raises StateUnavailable. `reserve`, `restore` and `claim` raise
+    Damaged if the partition is damaged.
     """
 
     def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
@@ -258,29 +270,30 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Add a job before its record is written. If it is not ready within `seconds`, a worker claims and checks it."""
+        """Add a job whose record is about to be written. Unless `ready` follows within `seconds`, a worker checks the job."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Put the job in the queue; with `first`, ahead of all others.
+        """Make a reserved or claimed job available to workers. If `first`, put the job at the front of the queue.
 
-        If the partition is damaged, do nothing: the job becomes available again when its lease expires.
+        If the partition is damaged, do nothing. The job becomes available again when its lease expires.
         """
         with suppress(Damaged):
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Queue a job again if a failover, or a change of `partitions`, lost it; return whether it was lost.
+        """Add a waiting job again if it was lost in a failover or by a change of `partitions`. Return whether it was lost.
 
-        Call this for a job whose record says that it is waiting. If it has ended since, the worker that claims it drops it.
+        Call this for a job that is waiting according to its record. If the job has ended since, the worker that claims it
+        drops it.
         """
         entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
         return entered == 1
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Lease a job for `lease` seconds and return it; None if there is none.
+        """Lease a job of the partition for `lease` seconds. Return its response id, or None if no job is available.
 
-        With `sweep`, take a job whose lease has expired, if there is one. Otherwise, with `fresh`, take the next in turn.
+        If `sweep`, prefer a job whose lease has expired. If there is none and `fresh` is set, lease the next waiting job.
         """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
@@ -295,9 +308,9 @@ class Queue:
         await self._client.scripts(_RENEW_LEASES, calls, contained=True)
 
     async def drop(self, job: str) -> None:
-        """Remove a job that has ended, and release it from its owner's usage.
+        """Remove a job that has ended from the queue and from its owner's usage.
 
-        If the partition is damaged, do nothing: the worker that claims the job next removes it.
+        If the partition is damaged, do nothing. The worker that claims the job next removes it.
         """
         owner: bytes | None = None
         with suppress(Damaged):
@@ -306,7 +319,7 @@ class Queue:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> Backlog:
-        """Return the backlog of all partitions together, without damaged ones."""
+        """Return the total backlog of all partitions that are not damaged."""
         asked: list[Call] = [([partition.ready], []) for partition in self.partitions]
         told = await self._client.scripts(_DEPTH, asked, contained=True)
         replies = [reply for reply in told if not isinstance(reply, Damaged)]
@@ -317,14 +330,17 @@ class Queue:
 
 
 def announced(message: bytes) -> Batch | None:
-    """Return the batch in a message on a log's channel; None if the message only says that the log may have grown."""
+    """Return the batch in a message on a log's channel, or None if the message only announces that the log may have grown."""
     head, _, data = message.partition(b"\n")
     last, _, final = head.partition(b" ")
     return _batch(int(last), data, final=bool(final)) if data and last.isdigit() else None
 
 
 def _batch_of(entry: Entry, stem: str) -> Batch:
-    """Return the batch in an entry of a log, which is plain (`b`), compressed (`p`) or joined with others (`z`)."""
+    """Decode an entry of a log. Raises LookupError or ValueError if the entry is damaged.
+
+    The entry's field is `b` for a plain batch, `p` for a compressed batch, and `z` for a compressed chunk of several batches.
+    """
     entry_id, fields = entry
     if b"z" in fields:
         data = decompress(fields[b"z"])
@@ -354,12 +370,12 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
 
 
 def _continues(batches: Sequence[Batch], number: int) -> bool:
-    """Return whether there are batches that continue a log after event `number` without a gap."""
+    """Return whether `batches` is not empty and continues a log after event `number` without a gap."""
     return bool(batches) and sum(batch.last + 1 - batch.first for batch in batches) == batches[-1].last - number
 
 
 def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
-    """Join and compress events. Return for each chunk the number of its last event and its compressed form."""
+    """Join batches into chunks and compress them. Return the number of the last event and the compressed form of each chunk."""
     chunks, parts, size = [], [], 0
     for batch in batches:
         parts.append(batch.data)

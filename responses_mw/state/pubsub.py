@@ -1,7 +1,7 @@
-"""Messages between processes over sharded channels, in every topology.
+"""Messages between processes over sharded channels of a single server, a server behind Sentinels, or a cluster.
 
-A message is only a hint and may be lost: what it announces is stored elsewhere, and receivers also check there periodically.
-A process subscribes to a channel once, however many receivers it has.
+A message is only a hint and may be lost. The change that it announces is stored in Redis, where receivers also look
+periodically. A process subscribes to a channel only once, even if the channel has several receivers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .errors import StateUnavailable
 
 logger = logging.getLogger(__name__)
 
-# Called with each message, and with an empty one when messages may have been missed. It must not block.
+# A callback that is called with each message, and with an empty message when messages may have been missed. It must not block.
 Receive = Callable[[bytes], None]
 
-# Seconds of silence after which the server is pinged.
+# Seconds without a message after which the server is pinged.
 SILENCE = 15.0
-# Seconds after which a connection that cannot be opened, or does not answer the ping, is given up.
+# Timeout for opening a connection, and for the reply to a ping (seconds).
 ANSWER = 5.0
 # Minimum and maximum seconds between two attempts to connect.
 MIN_PAUSE, MAX_PAUSE = 0.05, 1.0
@@ -42,7 +42,11 @@ class PubSub:
 
     @contextmanager
     def on(self, channel: str, receive: Receive) -> Iterator[None]:
-        """Call `receive` with each message on the channel, and with an empty one whenever the subscription is confirmed."""
+        """Call `receive` with each message on the channel until the context exits.
+
+        Also call `receive` with an empty message whenever the subscription is confirmed, because earlier messages may have
+        been missed.
+        """
         name = channel.encode()
         receivers = self._receivers.setdefault(name, [])
         receivers.append(receive)
@@ -67,7 +71,7 @@ class PubSub:
         return self._subscribers[node]
 
     def deliver(self, channel: bytes, message: bytes) -> None:
-        """Pass a message to the channel's receivers."""
+        """Pass a message to all receivers of the channel."""
         for receive in list(self._receivers.get(channel, ())):
             receive(message)
 
@@ -78,7 +82,7 @@ class PubSub:
 
 
 class _Subscriber:
-    """The subscriptions to one node: a task with a connection, which it reopens when it breaks."""
+    """The subscriptions to channels of one node. A task owns the connection and reopens it after an error."""
 
     def __init__(self, pubsub: PubSub, client: Client, node: str) -> None:
         self._pubsub = pubsub
@@ -86,7 +90,7 @@ class _Subscriber:
         self._node = node
         self._channels: set[bytes] = set()
         self._wanted = asyncio.Event()
-        # Changes to send: a channel, and whether to subscribe to it or unsubscribe.
+        # Changes to send: a channel, and whether to subscribe to it (True) or to unsubscribe from it (False).
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
@@ -116,15 +120,15 @@ class _Subscriber:
                 async with _connected(self._client.subscriber(self._node)) as connection:
                     pause = MIN_PAUSE
                     await self._serve(connection)
-            except Exception as error:  # noqa: BLE001 (whatever it was, the next connection may work)
+            except Exception as error:  # noqa: BLE001 (after any error, the next connection may work)
                 logger.debug("subscriptions are interrupted: %r", error)
             await raise_lost_cancellation()
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _hand_over(self) -> None:
-        """Move the channels that another node serves now to that node's subscriber."""
-        with suppress(StateUnavailable):  # use the nodes that are known
+        """Move channels that have moved to another node to that node's subscriber."""
+        with suppress(StateUnavailable):  # on failure, use the nodes known so far
             await self._client.locate(self._channels)
         for channel in list(self._channels):
             subscriber = self._pubsub.subscriber(channel)
@@ -133,7 +137,7 @@ class _Subscriber:
                 subscriber.subscribe(channel)
 
     async def _serve(self, connection: Any) -> None:
-        """Send changes and receive messages until the connection breaks."""
+        """Subscribe to all channels, then send changes and receive messages until the connection breaks."""
         self._changes = asyncio.Queue()
         for channel in self._channels:
             self._changes.put_nowait((channel, True))
@@ -169,9 +173,10 @@ class _Subscriber:
 
 @asynccontextmanager
 async def _connected(redis: Redis) -> AsyncIterator[Any]:
-    """Open a connection for subscriptions, and close it together with the client.
+    """Open a connection for subscriptions. On exit, close the connection and the client `redis`.
 
-    A cancellation, even a repeated one, waits until connecting has ended: redis-py would leave a half-open connection.
+    A cancellation, even a repeated one, takes effect only after the attempt to connect has ended. Otherwise, redis-py would
+    leave a half-open connection.
     """
     connection: Any = redis.pubsub()
     connecting = asyncio.create_task(asyncio.wait_for(connection.connect(), ANSWER))
@@ -180,7 +185,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
             await asyncio.shield(connecting)
         finally:
             while not connecting.done():
-                with suppress(asyncio.CancelledError):  # the first one is raised when this ends
+                with suppress(asyncio.CancelledError):  # the first cancellation is raised after this
                     await asyncio.wait({connecting})
         yield connection
     finally:
@@ -189,7 +194,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
-    """Return the next message. Raises TimeoutError if the server sends nothing and does not answer a ping."""
+    """Return the next message. Ping a silent server, and raise TimeoutError if it does not answer the ping."""
     message = await connection.get_message(timeout=SILENCE)
     if message is None:
         await connection.ping()

@@ -1,4 +1,4 @@
-"""Stored responses: read their histories, commit, get and delete them, and list their input items."""
+"""Commit, read and delete stored responses, and read their histories and input items."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ CHAINABLE = ("completed", "incomplete")
 TOMBSTONE_SECONDS = 24 * 60 * 60
 # Lifetime of a background response's event log after its end.
 LOG_TTL_SECONDS = 24 * 60 * 60
-# Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
+# Stands in place of a response's random part in the first turn of a new root if this turn holds the items of a conversation.
 BASE = "0" * RANDOM_LENGTH
 
 _COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 
 
 class Responses:
-    """The stored responses of all owners. Each call can access only responses of its `owner`."""
+    """The stored responses of all owners. Each call can access only responses of its `owner`.
+
+    Every method raises StateUnavailable.
+    """
 
     def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
         self._client = client
@@ -87,8 +90,8 @@ class Responses:
     ) -> Page:
         """Return a page of the items that the model was given for the response: its history, then its input.
 
-        It has up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`). Raises
-        Missing, and BadRequest for an `after` or `before` that is not in the list.
+        The page has up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`). Raises
+        Missing, and BadRequest if `after` or `before` is not in the list.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -101,14 +104,14 @@ class Responses:
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """Return the stored items that `item_reference` items name, by id.
+        """Return the stored items with the given ids, by id.
 
-        Raises Missing for an unknown item, and OverBound if their turns have more bytes than a history may have.
+        Raises Missing if an item does not exist, and OverBound if the turns to read exceed the maximum size of a history.
         """
         return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """Return the fields of the response's record that locate its history."""
+        """Return the fields of the response's record that are needed to read its history. Raises Missing and NewerRecord."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -118,7 +121,7 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """Return the history and input of a response that has not ended; only the input if the history was deleted."""
+        """Return the history and input of a response that has not ended. If the history was deleted, return only the input."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
@@ -131,13 +134,16 @@ class Responses:
         return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
-        """Return the items of its conversation that the response saw; None if the conversation has been deleted since."""
+        """Return the items of its conversation that preceded the response, or None if the conversation has been deleted."""
         if "seen" not in fields:
             return []
         return await self._conversations.until(address.tag, owner, int(fields["seen"]))
 
     async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
-        """Return the chain up to the response that `fields` locate; `seen` are earlier items of its conversation."""
+        """Return the chain up to the response whose record has `fields`. Raises Missing if a turn is missing.
+
+        `seen` are the items of its conversation that preceded the response.
+        """
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
@@ -146,7 +152,7 @@ class Responses:
         size = sum(turn.size for turn in turns)
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
-        # A conversation changes, a chain must not: continuing this response copies the conversation's items that it saw.
+        # A conversation can change, but a chain must not. A response that continues this one starts with a copy of `seen`.
         base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
@@ -162,19 +168,20 @@ class Responses:
         *,
         last: Batch | None = None,
     ) -> None:
-        """Store a finished response that continues `chain`, and append its items to the chain's conversation if it exists.
+        """Store a finished response that continues `chain`, and append its items to the chain's conversation, if any.
 
-        `document` is the whole response, whose id must contain the chain's tag. `items` is its input, each with an id.
-        `token` is random and made once per run, so a repeated commit changes nothing.
+        `document` is the complete response. Its id must contain the chain's tag. `items` are its input items, each with an id.
+        `token` identifies the run, so that a repeated commit changes nothing.
 
-        `last` is the final batch of a background response, whose record must exist. The quota does not apply to a background
-        response. If it failed or was cancelled, it may have any size.
+        For a background response, `last` is the final batch of its log. Its record must exist, and no quota applies. A failed
+        or cancelled background response may have any size.
 
-        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without `last`
-        is not stored, or is removed as soon as Redis answers.
+        Raises OverBound, OverQuota, Deleted if the response was deleted meanwhile, Fenced if another worker has taken it over,
+        and StateUnavailable. After StateUnavailable, a response without `last` is not stored, or is removed as soon as Redis
+        answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
-        # Only the turn contains the output; None keeps its place in the document.
+        # The output is stored only in the turn. In the document, None keeps its place.
         head, text = orjson.dumps({**document, "output": None}), turn_text(list(items), document["output"])
         if last is None or document["status"] in CHAINABLE:
             self._check_bounds(chain, len(head) + len(text), len(text), len(made))
@@ -212,7 +219,7 @@ class Responses:
         }
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
-        """Raise OverBound if the response, or the chain with it, exceeds a maximum."""
+        """Raise OverBound if the response, or the chain including the response, exceeds a maximum."""
         options = self._options
         if response_bytes > options.response_bytes:
             raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {options.response_bytes}.")
@@ -220,7 +227,10 @@ class Responses:
             raise OverBound(f"The history exceeds the maximum of {options.chain_bytes} bytes or {options.chain_items} items.")
 
     async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
-        """Commit as a branch of the parent, or with the whole history as a new root if the parent is gone."""
+        """Append the response to its parent's chain. Without a parent, start a new root with the whole history.
+
+        Return the verdict of the script.
+        """
 
         async def commit(more: dict[str, Any], rest: Sequence[str | bytes] = (), size: int = 0) -> bytes:
             args = [orjson.dumps(facts | more), *write.args, *rest]
@@ -231,7 +241,7 @@ class Responses:
             answer = await commit({"parent": {"random": parent.random, **place}})
             if answer != b"reroot":
                 return answer
-        if chain.conversation is not None:  # the items are in the turn and in the conversation
+        if chain.conversation is not None:  # the items are stored both in the turn and in the conversation
             blobs = await by_size(turn_bytes, item_blobs, items)
             return await commit({"rest": "items", "seen": chain.seen}, blobs, turn_bytes)
         if chain.turns:
@@ -240,7 +250,7 @@ class Responses:
         return await commit({})
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete the response and the text that no remaining response needs. Raises Missing."""
+        """Delete the response, and the turns that no remaining response needs. Raises Missing."""
         address = response_address(response_id)
         args: Args = [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""]
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)

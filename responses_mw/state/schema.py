@@ -1,19 +1,20 @@
-"""The names of keys and the ids from which they are derived; how values are encoded.
+"""Key names, the ids that they are derived from, and the encoding of values.
 
-docs/architecture.md describes every key. The tag in braces is the hash tag of Redis Cluster: all keys of a conversation are in
-one slot. The queue of background responses is in other slots; the number after the q is the version of its format.
+docs/architecture.md describes every key. The part of a key in braces is its hash tag in Redis Cluster, so all keys of a
+conversation are in one slot. The queue of background responses is in other slots. The number after `q` in its keys is the
+version of its format.
 
 Values are JSON:
 
     J<json>                       uncompressed
     Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal
-    <random><either>              a turn: the random part of its response's id, then {"input": [...], "output": [...]}
+    <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 
-Only values of 4 KiB or more are compressed (level 1: smaller than with zlib, in a quarter of the time). They take most of the
-memory, and shrink to half or less. Compressing short turns would save half a kilobyte each, but slow a long chain down by
-more than the time of all its round trips. The size comes first so that scripts can limit the size of the JSON: the compressed
-form of a repetitive text is tiny. A batch of events is compressed with a dictionary of frequent events: a delta of 240 bytes
-takes 30.
+Only values of 4 KiB or more are compressed. They take most of the memory, and shrink to half their size or less. Level 1 of
+Zstandard gives smaller results than zlib in a quarter of the time. Compressing a short turn would save half a kilobyte, but
+decompressing all turns of a long chain would take longer than its round trips. A compressed value begins with its size so that
+scripts can limit the size of the JSON, because a repetitive text compresses to almost nothing. Short batches of events are
+compressed with a dictionary of frequent events, which shrinks a delta of 240 bytes to 30.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from .errors import Damaged, Missing, NewerRecord
 from .values import Item, Turn
 
 VERSION = 1
-"""The version of records that this release writes. Changes are additive; a higher version is refused."""
+"""Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
 COMPRESS_FROM = 4096
-"""Minimum bytes of a value that is compressed, and maximum bytes of a batch of events that is compressed by itself."""
+"""Minimum size of a compressed value, and maximum size of a batch of events that is compressed on its own, in bytes."""
 
-# Only these characters may reach a key's name: a brace would change the slot.
+# Only these characters are allowed in key names, because a brace would change the slot.
 _TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
 _RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
 
@@ -81,7 +82,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One part of the queue."""
+    """A partition of the queue."""
 
     number: int
 
@@ -95,17 +96,20 @@ class Partition:
 
 
 def response_address(response_id: str) -> Address:
-    """Return the address in `resp_<tag><random>`. Raises Missing if it is not such an id."""
+    """Return the address of the response `resp_<tag><random>`. Raises Missing if the id has another form."""
     return Address(*_parts(f"resp_{_TAG}{_RANDOM}", "Response", response_id))
 
 
 def item_address(item_id: str) -> Address:
-    """Return the address of the response that made `<prefix>_<tag><random><n>`. Raises Missing if it is not such an id."""
+    """Return the address of the response that created the item `<prefix>_<tag><random><n>`.
+
+    Raises Missing if the id has another form.
+    """
     return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 
 def conversation_tag(conversation_id: str) -> str:
-    """Return the tag in `conv_<tag>`. Raises Missing if it is not such an id."""
+    """Return the tag of the conversation `conv_<tag>`. Raises Missing if the id has another form."""
     return _parts(f"conv_{_TAG}", "Conversation", conversation_id)[0]
 
 
@@ -135,13 +139,13 @@ _KINDS = (
 
 
 def check_version(version: bytes) -> None:
-    """Raise NewerRecord if a newer release wrote a record with this version."""
+    """Raise NewerRecord if a record's `version` is higher than this release supports."""
     if int(version) > VERSION:
         raise NewerRecord
 
 
 def kind_of(key: str) -> str:
-    """Return what is stored under a key, for logs and messages."""
+    """Return a noun for what is stored at `key`, for logs and error messages."""
     return next((kind for pattern, kind in _KINDS if pattern.match(key)), "value")
 
 
@@ -151,10 +155,10 @@ _PLAIN, _COMPRESSED = b"JZ"
 # A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
 _MAX_RATIO = 128 * 1024 // 4
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
-# Replaces the common part of all ids of a response in its events. No JSON text contains it.
+# Replaces the part that all ids of a response have in common, in its compressed events. No JSON text contains this byte.
 _ID = b"\0"
-# The beginnings and ends of frequent events, the most frequent last. Stored logs can be read only with the dictionary that they
-# were written with, so another dictionary needs another field in a log's entries.
+# The beginnings and ends of frequent events, the most frequent last. A stored log can be read only with the dictionary that
+# compressed it, so a new dictionary needs a new field in the log's entries.
 _FREQUENT = zstandard.ZstdCompressionDict(
     b"".join(
         b'event: response.%b.delta\ndata: {"type":"response.%b.delta","item_id":"%b_\x001",'
@@ -173,7 +177,7 @@ _FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a t
 
 
 class _Zstandard(threading.local):
-    """The compressors of a thread: creating one costs more than using it, and threads must not share one."""
+    """Compressors and decompressors of one thread, reused because creating them is slow. Threads must not share them."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=1).compress
@@ -186,12 +190,15 @@ _zstandard = _Zstandard()
 
 
 def compress(data: bytes) -> bytes:
-    """Compress bytes as one frame of Zstandard."""
+    """Compress `data` into one Zstandard frame."""
     return _zstandard.compress(data)
 
 
 def decompress(frame: bytes | memoryview) -> bytes:
-    """Decompress one frame of Zstandard. Raises ValueError, without allocating memory if its size cannot be true."""
+    """Decompress one Zstandard frame. Raises ValueError if the frame is invalid.
+
+    A frame that states an impossible size is rejected before memory is allocated for its content.
+    """
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):
             raise ValueError("the frame is shorter than its content could be, or does not state the size of its content")
@@ -201,7 +208,10 @@ def decompress(frame: bytes | memoryview) -> bytes:
 
 
 def pack_events(data: bytes, stem: str) -> bytes:
-    """Compress a short batch of events whose ids contain `stem`. Return `b""` if it should be stored uncompressed."""
+    """Return the compressed form of a short batch of events, or `b""` if the batch should be stored uncompressed.
+
+    `stem` is the part that the ids in the events have in common. It is replaced with a single byte.
+    """
     if len(data) > COMPRESS_FROM or _ID in data:
         return b""
     packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
@@ -209,9 +219,9 @@ def pack_events(data: bytes, stem: str) -> bytes:
 
 
 def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Return the batch that `pack_events` compressed.
+    """Decompress a batch that `pack_events` compressed with the same `stem`.
 
-    Raises ValueError, including for a batch that `pack_events` would not have compressed.
+    Raises ValueError if `packed` is invalid, or if its content is larger than `pack_events` accepts.
     """
     try:
         if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
@@ -222,14 +232,14 @@ def unpack_events(packed: bytes, stem: str) -> bytes:
 
 
 def pack(text: bytes) -> bytes:
-    """Encode a JSON text."""
+    """Encode a JSON text for storage. Compress it if it has at least `COMPRESS_FROM` bytes."""
     if len(text) < COMPRESS_FROM:
         return b"J" + text
     return b"Z%d:" % len(text) + compress(text)
 
 
 def unpack(blob: bytes) -> Any:
-    """Decode a stored value. Raises NewerRecord for an unknown form, Damaged if it is not JSON."""
+    """Decode a stored value. Raises NewerRecord if its form is unknown, and Damaged if its content is not valid JSON."""
     try:
         return orjson.loads(_text(blob, 0))
     except _NO_JSON:
@@ -237,37 +247,40 @@ def unpack(blob: bytes) -> Any:
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
-    """Return the JSON text stored in `blob` from `start` on."""
+    """Return the JSON text of the value that begins at index `start` of `blob`.
+
+    Raises NewerRecord if its form is unknown, and one of `_NO_JSON` if it is damaged.
+    """
     form = blob[start]
     if form == _PLAIN:
         return memoryview(blob)[start + 1 :]
     if form == _COMPRESSED:
         frame = memoryview(blob)[blob.index(b":", start) + 1 :]
-        if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts limit that size
+        if zstandard.frame_content_size(frame) != json_size(blob, start):  # scripts limit the stated size
             raise ValueError("the size of the frame does not match its value")
         return decompress(frame)
     raise NewerRecord
 
 
 def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
-    """Return the id and the encoded form of each item of a conversation."""
+    """Return a flat list with the id and the encoded form of each item of a conversation."""
     return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """Return the length of the JSON stored in `blob` from `start` on."""
+    """Return the uncompressed size of the JSON in the value that begins at index `start` of `blob`."""
     if blob[start : start + 1] == b"Z":
         return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode a turn: the input `items` and the `output` of the response whose id ends in `owner`."""
+    """Encode a turn: the input `items` and the `output` of the response whose id ends with `owner`."""
     return owner.encode() + pack(turn_text(items, output))
 
 
 def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Return the JSON of a turn."""
+    """Return the JSON of a turn with these input `items` and this `output`."""
     return orjson.dumps({"input": items, "output": output})
 
 
@@ -277,11 +290,11 @@ def turn_owner(turn: bytes) -> str:
 
 
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Decode stored turns. Raises NewerRecord for an unknown form, Damaged if one is not a turn."""
+    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, and Damaged if its content is not a turn."""
     try:
-        # Parse the JSON in one piece: parsing hundreds of short texts one by one takes twice as long.
+        # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
-        if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces: other threads can run in between
+        if sum(map(len, texts)) > MAX_INLINE_BYTES:  # one by one, so that other threads can run in between
             values = [orjson.loads(text) for text in texts]
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))

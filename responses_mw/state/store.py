@@ -1,4 +1,4 @@
-"""The state of all owners in one Redis, and whether that Redis is suitable for it."""
+"""The state of all owners in one Redis, and checks whether that Redis is suitable."""
 
 from __future__ import annotations
 
@@ -30,17 +30,24 @@ logger = logging.getLogger(__name__)
 
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
-"""Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress, and for deletes."""
+"""Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress and for deletions."""
 MEMORY_INTERVAL = 5.0
-"""Minimum seconds between two queries of the memory."""
+"""Minimum seconds between two queries of memory usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a Redis reports about itself. Sizes are in bytes; in a cluster, they describe the fullest primary.
+    """The state of a Redis server or cluster. In a cluster, `server` and the sizes describe the fullest primary.
 
-    `max_memory` 0 means no limit. `errors` are reasons not to start, `warnings` are for the operator; each is a sentence.
-    `fault` is one of the warnings: why new responses are not stored now. It is empty if they are stored.
+    server         name and version
+    cluster        whether cluster mode is enabled
+    policy         maxmemory-policy; if the nodes differ, one that is not noeviction
+    used_memory    bytes in use
+    max_memory     maxmemory in bytes; 0 means no limit
+    persistent     whether the append-only file is enabled
+    fault          the warning that explains why new responses are not stored now; empty if they are stored
+    warnings       sentences for the operator
+    errors         sentences that explain why the server must not start
     """
 
     server: str
@@ -55,11 +62,16 @@ class Health:
 
 
 class State:
-    """All parts of the state, behind one client.
+    """All parts of the state, which share one client.
 
-    They are `responses`, `conversations`, the background `jobs` and their `queue`, the owners' current `usage`, the
-    `quota` of what they have stored, and the `ledger` of what they have used. `wakeups` delivers messages about what
-    other processes have written.
+    responses       stored responses
+    conversations   stored conversations
+    jobs            background responses that have not ended
+    queue           the queue of these background responses
+    usage           current usage of each owner
+    quota           storage quota of each owner
+    ledger          daily usage of each owner
+    wakeups         messages about what other processes have written
     """
 
     def __init__(self, client: Client, options: StateOptions | None = None) -> None:
@@ -79,7 +91,7 @@ class State:
         self._memory_warnings = WarningLimit()
 
     async def check(self) -> Health:
-        """Query Redis, or every primary of the cluster, for readiness. Raises StateUnavailable."""
+        """Query Redis, or every primary of a cluster, and return its health. Raises StateUnavailable."""
         nodes = await _info(self.client)
         worst = _fullest(nodes)
         fault = _fullness(worst)
@@ -97,13 +109,14 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored. Cached for 5 s.
+        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored.
 
-        Logs a warning at most once a minute, and when there is free memory again. Raises StateUnavailable if a due query fails.
+        The result is cached for 5 seconds. While memory is nearly full, a warning is logged at most once a minute. When memory
+        is free again, that is logged too. Raises StateUnavailable if Redis is queried and the query fails.
         """
         now = time.monotonic()
         if now - self._memory_checked_at >= MEMORY_INTERVAL:
-            self._memory_checked_at = now  # before the query: concurrent requests use the last answer
+            self._memory_checked_at = now  # before the query, so that concurrent requests use the last result
             fault = _fullness(_fullest(await _info(self.client)))
             if self._memory_fault and not fault:
                 logger.info("Redis has free memory again: new responses are stored")
@@ -114,12 +127,12 @@ class State:
         return bool(self._memory_fault)
 
     async def check_keys(self, values: Sequence[str]) -> bool:
-        """Return whether this replica's secret keys agree with the keys of the others.
+        """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable.
 
-        `values` has one value for each key, derived by a one-way function; the value of the encrypting key is first. The keys
-        agree if one of the values is stored, or if none is stored yet; keys are rotated as `old,new`, `new,old`, `new`.
-        If they agree, the first value is stored. Stored values expire if they are not checked for the lifetime of a response.
-        Raises StateUnavailable.
+        `values` has one value for each key, derived by a one-way function. The value of the key that encrypts comes first. The
+        keys match if one of the values is stored, or if no values are stored yet. If they match, the first value is stored, and
+        stored values that are not among `values` are removed. So keys can be rotated in three steps: `old,new`, `new,old`,
+        `new`. Stored values expire if they are not checked for the lifetime of a response.
         """
         agree: int = await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values])
         return agree == 1
@@ -130,13 +143,16 @@ class State:
         await self.client.aclose()
 
     async def end(self) -> None:
-        """End all tasks; the client stays open."""
+        """End all tasks. The client stays open."""
         await self.writer.aclose()
         await self.wakeups.aclose()
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
-    """Return INFO of the server, or of every primary of the cluster; empty if INFO is not permitted, and for fakeredis."""
+    """Return the INFO of the server, or of every primary of a cluster. Raises StateUnavailable.
+
+    If the server refuses INFO, like fakeredis or a server that does not permit it, return one empty dictionary.
+    """
     try:
         redis: Any = client.redis
         if client.is_cluster:

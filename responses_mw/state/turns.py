@@ -1,12 +1,13 @@
-"""Read stored turns: histories, whose recently read turns are kept in memory, and single items by their ids.
+"""Read histories, and single items by id, from stored turns. Recently read histories are kept in memory.
 
-1. A segment is append-only, and only its end is ever trimmed. If its n-th turn still belongs to the same response, all turns
-   before it are unchanged. Reading begins with the last known turn.
-2. The caller has just read the response's record, which proves that the chain exists and who owns it.
-3. Deleted text is never returned: the record is gone, or another response has its place in the segment. The process that
-   deleted it removes it from memory at once. Other processes do so once the chain has not been read for ten minutes.
-4. An item's id contains the random part of the response that made it, and the tag of its conversation. The response's turn is
-   read whole, so the number of bytes to read has a maximum: the same as for a history.
+1. Turns are only appended to a segment, or removed from its end. If its n-th turn still belongs to the same response, all
+   turns before it are unchanged. So reading begins with the last known turn.
+2. The caller must have read the response's record, to check that the response exists and belongs to the owner.
+3. Deleted text is never returned, because its record no longer exists, or another response has its place in the segment. The
+   process that deletes a response removes its conversation from memory at once. Other processes remove the conversation once
+   it has not been read for ten minutes.
+4. An item's id contains the tag of its conversation and the random part of the response that created it. To find an item, the
+   whole turn of that response is read, so the total size of the turns is limited. The limit is that of a history.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CALLS_AT_ONCE = 8
 
 @dataclass(slots=True)
 class _Known:
-    """The beginnings of one conversation's segments."""
+    """The turns of a conversation that are in memory: the beginning of each of its segments."""
 
     read_at: float = 0.0
     size: int = 0
@@ -46,7 +47,7 @@ class _Known:
 
 class Segments:
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
-        """`recent_bytes` limits the memory. The least recently read conversation is removed first."""
+        """`recent_bytes` is the maximum memory for turns. The least recently read conversation is removed first."""
         self._client = client
         self._max_bytes = recent_bytes
         self._size = 0
@@ -54,7 +55,7 @@ class Segments:
         """By tag; the most recently read conversation is last."""
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """Return all turns up to the pointer; an empty list if they have been deleted or lost since it was read.
+        """Return all turns up to `pointer`, or an empty list if turns have been deleted or lost since `pointer` was read.
 
         The items are shared between callers and must not be changed.
         """
@@ -71,7 +72,7 @@ class Segments:
         return [turn for turns in found for turn in turns]
 
     def forget(self, tag: str) -> None:
-        """Remove a conversation from memory."""
+        """Remove the conversation with this tag from memory."""
         known = self._recent.pop(tag, None)
         if known is not None:
             self._size -= known.size
@@ -79,7 +80,10 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """Return the segments up to their lengths; None if one is too short or does not continue its `beginnings`."""
+        """Return the turns of the segments in `ranges`. `beginnings` has the known first turns of each segment.
+
+        Return None if a segment is too short, or does not begin with the known turns.
+        """
         starts = [max(len(turns) - 1, 0) for turns in beginnings]
         commands = [
             ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
@@ -111,9 +115,10 @@ class Segments:
 
 
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
-    """Return the stored items with these ids, by id, in batches that do not block Redis or the event loop.
+    """Return the owner's stored items with these ids, by id.
 
-    Raises Missing for an unknown item, and OverBound if more than `max_bytes` of JSON would have to be read.
+    The items are read in batches that block neither Redis nor the event loop.
+    Raises Missing if an item does not exist, and OverBound if more than `max_bytes` of JSON would have to be read.
     """
     wanted = list(dict.fromkeys(item_ids))
     groups: dict[Address, list[str]] = {}
@@ -147,7 +152,10 @@ def _size(reply: Sequence[bytes | None]) -> int:
 
 
 def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
-    """Return the items of one call. `made` collects the items of the response's turn, which the first call reads."""
+    """Return the items in the reply to one call, by id. Raises Missing if an item does not exist.
+
+    The first call for a response also reads its turn, whose items are added to `made` for later calls.
+    """
     blob, *blobs = reply
     for turn in unpack_turns([blob]) if blob is not None else []:
         if turn.owner == address.random:

@@ -1,16 +1,16 @@
-"""What owners use, counted across replicas: rates, open streams and background responses, and the usage of each day.
+"""Each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
 
-    rmw:{l<owner>}:rate         string: the time (ms) until which its requests have used up its rate
-    rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) when each expires
-    rmw:{l<owner>}:background   zset: its background responses, likewise
-    rmw:{usage}:<YYYY-MM-DD>    hash: each owner's responses, and input, cached and output tokens; for `DAYS` days (UTC)
-    rmw:{usage}:batch:<random>  string: set if the batch was added, so that a repeat changes nothing; for an hour
+    rmw:{l<owner>}:rate         string: the time (ms) at which the owner's whole rate is available again
+    rmw:{l<owner>}:streams      zset: the owner's open streams, by expiry (ms)
+    rmw:{l<owner>}:background   zset: the owner's background responses, by expiry (ms)
+    rmw:{usage}:<YYYY-MM-DD>    hash: responses, and input, cached and output tokens of each owner, kept for `DAYS` days (UTC)
+    rmw:{usage}:batch:<random>  string: marks a batch as added for an hour, so that a repeat changes nothing
 
-1. Times are from the clock of Redis. Streams and background responses expire unless they are renewed, so those of a lost
-   replica need no cleanup.
-2. Requests do not wait for the usage of a day: each process counts in memory, and adds its counts every `INTERVAL` seconds
-   and when it stops. A killed process loses the counts that it has not added.
-3. A day has at most `MAX_OWNERS` owners. Further owners are counted together.
+1. Times are from the clock of Redis. Streams and background responses expire unless they are renewed, so no cleanup is needed
+   after a replica was lost.
+2. Requests do not wait until daily usage is recorded. Each process counts in memory, and adds its counts to Redis every
+   `INTERVAL` seconds and when it stops. A killed process loses the counts that it has not added.
+3. At most `MAX_OWNERS` owners are counted separately each day. Further owners are counted together.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The verdict on a request.
+    """The result of a rate check.
 
-    `passes`: whether it is allowed. `remaining`: how many more are allowed now. `reset`: seconds until the whole rate is
-    available again. `retry_after`: seconds until the next request is allowed.
+    passes        whether the request is allowed
+    remaining     number of further requests that are allowed now
+    reset         seconds until the whole rate is available again
+    retry_after   seconds until the next request is allowed, if this one is not
     """
 
     passes: bool
@@ -56,18 +58,18 @@ class Rate:
 
 
 class Usage:
-    """The counters of all owners. Every method raises StateUnavailable."""
+    """The current usage of all owners. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Count a request if the rate allows it."""
+        """Check a request of `owner` against a rate of `per_minute` requests, and count the request if it is allowed."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
-        """Count `name` for `seconds`; return False if the `maximum` is reached."""
+        """Add the entry `name` for `seconds`, unless the owner already has `maximum` entries. Return whether it was added."""
         entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
         return entered == 1
 
@@ -78,22 +80,22 @@ class Usage:
         await self._client.scripts(_RENEW, calls, contained=True)
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Stop counting `name`."""
+        """Remove the entry `name` of the owner."""
         await self._client.command("ZREM", _key(owner, kind), name)
 
 
 class Ledger:
-    """The usage of all owners by day."""
+    """The daily usage of all owners."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._batch: dict[str, OwnerUsage] = {}
-        """Taken from the meter, and possibly added already."""
+        """The last batch taken from `USAGE`, until Redis confirms that it was added."""
         self._token = ""
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
-        """Record the usage that this process counts until the context exits."""
+        """Record this process's usage every `INTERVAL` seconds, and once more on exit. Failures are logged."""
         task = asyncio.create_task(self._record())
         try:
             yield
@@ -117,7 +119,10 @@ class Ledger:
                 is_late = True
 
     async def flush(self) -> None:
-        """Record what was counted since the last call. Raises StateUnavailable; the next call repeats the batch."""
+        """Add the usage counted since the last call to the daily totals.
+
+        Raises StateUnavailable if a batch may not have been added. The next call repeats that batch.
+        """
         if self._batch:
             await self._add()
         while batch := USAGE.take(BATCH):
@@ -133,7 +138,7 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return the usage of each owner on a day. Raises StateUnavailable, including for a damaged record."""
+        """Return each owner's usage on `day` (UTC). Raises StateUnavailable, and Damaged if the record is invalid."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
         try:
             return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}

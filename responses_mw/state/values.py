@@ -1,4 +1,4 @@
-"""The values that the state layer takes and returns."""
+"""Options, arguments and results of the state layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Sizes are of JSON before compression. A conversation has the same maximums as a chain.
+    """Options of stored state. Sizes of objects are in bytes of uncompressed JSON.
 
-    ttl_seconds    lifetime of stored objects
-    recent_bytes   maximum size of the chains that a process keeps in memory after reading them; 0 keeps none
-    owner_bytes    quota of an owner; 0 sets none
-    patience       seconds for which an idempotent write is retried while Redis is unavailable
-    partitions     number of parts of the queue
+    ttl_seconds      lifetime of stored objects
+    response_bytes   maximum size of a response
+    chain_bytes      maximum size of a chain or a conversation
+    chain_items      maximum number of items in a chain or a conversation
+    recent_bytes     maximum memory for recently read chains in each process; 0 disables this cache
+    owner_bytes      storage quota of each owner; 0 disables the quota
+    patience         seconds for which a write is retried while Redis is unavailable
+    partitions       number of partitions of the queue
     """
 
     ttl_seconds: int = 7 * 24 * 60 * 60
@@ -35,7 +38,13 @@ class StateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The place of a stored response: the end of its turn in a segment, and the segments before it (`name:length,...`)."""
+    """Where the history of a stored response is.
+
+    random    random part of the response's id
+    segment   segment that contains the response's turn
+    length    number of turns in this segment up to and including the response's turn
+    path      earlier segments from the root on, with the number of turns in each (`name:length,...`)
+    """
 
     random: str
     segment: str
@@ -44,13 +53,16 @@ class Pointer:
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The segments from the root on, with the number of turns in each."""
+        """The names of all segments from the root on, with the number of the history's turns in each."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
 
 class Turn(NamedTuple):
-    """The input and output of one response. `owner` is the random part of its id, `size` the size of its JSON in bytes."""
+    """The input and output of one response.
+
+    `owner` is the random part of the response's id. `size` is the size of the turn's JSON in bytes.
+    """
 
     owner: str
     input: list[Item]
@@ -62,9 +74,13 @@ class Turn(NamedTuple):
 class Chain:
     """A history that a new response continues.
 
-    `tag` is part of the new response's id. `items` are all earlier items in order. The rest is for the commit: the
-    `parent` to append to, or the stored `turns` with which to start a new root; the `size` of the items' JSON in bytes;
-    the `conversation` to append to, and the counter of its last item that was `seen`.
+    tag            part of the new response's id
+    items          all earlier items in order
+    parent         the response after which the new turn is appended; None if the commit starts a new root
+    turns          the stored turns of the history, which are copied to a new root if the parent does not exist
+    size           size of the items' JSON in bytes
+    conversation   the conversation to which the commit appends the new items, if any
+    seen           the counter of the conversation's last item in the history
     """
 
     tag: str
@@ -82,16 +98,16 @@ class Chain:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The `call_id` of every tool call in the history (not of the outputs that answer them)."""
+        """The `call_id`s of the tool calls in the history. Tool outputs are ignored."""
         return frozenset(item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored response: its whole `document`, and the `input` items of its own turn.
+    """A stored response: its complete `document`, and the `input` items of its own turn.
 
-    `lost`: a background response whose lease nobody holds, or which has waited so long that its place in the queue should be
-    checked.
+    `lost` is set for a background response that is in progress although its lease has expired, or that is queued and whose
+    place in the queue should be checked.
     """
 
     document: dict[str, Any]
@@ -101,7 +117,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events of a log, numbered `first` to `last`, as the bytes sent to clients. `final` ends the log."""
+    """Consecutive events of a log, numbered `first` to `last`.
+
+    `data` has the events as they are sent to clients. `final` is set for the last batch of a log.
+    """
 
     first: int
     last: int
@@ -111,14 +130,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response that the caller holds with `token`.
+    """A background response that is leased to the caller.
 
-    `document` is the response without its output; `body` and `input` are the request; `credential` is encrypted, None
-    if it has expired. `next_number` is the number of the next event; `size` the bytes of the request's JSON.
-
-    `attempts` is the number of earlier attempts, `continuations` how often their answers were continued after an
-    interruption. A job that was released after an error of the upstream has the number of `retries`, the last `error` (code
-    and message), and `retry_seconds`, the time left for further retries.
+    token           identifies the lease
+    next_number     number of the next event in the log
+    document        the response without its output
+    body, input     the request and its input items
+    credential      the caller's encrypted credential; None if it has expired
+    size            size of the request's JSON in bytes
+    retries         number of retries after errors of the upstream since the job last made progress
+    error           code and message of the last error of the upstream
+    retry_seconds   time left for further retries
+    attempts        number of earlier attempts
+    continuations   how often an interrupted answer was continued
     """
 
     response_id: str
@@ -139,19 +163,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The result of taking a job. `verdict`:
+    """The result of `Jobs.take`. `verdict` is one of:
 
-    run         the caller runs the job
-    lost        its worker was lost after the first output, or too often: the caller ends it
-    failed      the upstream was unavailable for too long: the caller ends it with the job's `error`
-    cancelled   the caller ends it as cancelled
-    held        another worker holds it for `left` more seconds
-    waiting     it waits for a worker
-    done        it has ended
-    missing     there is no such response (for this owner)
+    run         the caller must run the job
+    lost        the caller must end the job, because its attempts are used up or no worker has resumed it for ten minutes
+    failed      the caller must end the job with its `error`, because the upstream was unavailable for too long
+    cancelled   the caller must end the job as cancelled
+    held        another worker holds the job for `left` more seconds
+    waiting     the job is waiting for a worker
+    done        the job has ended
+    missing     the job does not exist, or belongs to another owner
 
-    The first four come with the `job`, and the `worker` that held it before. `unseen`: the owner of a waiting job whose
-    place in the queue has not been checked recently (see `Queue.restore`).
+    The first four verdicts come with the `job` and with the `worker` that held it before. For a waiting job whose place in
+    the queue has not been checked recently, `unseen` is the owner, which `Queue.restore` needs.
     """
 
     verdict: str
@@ -163,17 +187,17 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some `items` of a list in the requested order, and whether more follow."""
+    """A page of a list, with `items` in the requested order. `has_more` is whether the requested range has more items."""
 
     items: list[Item]
     has_more: bool
 
 
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
-    """Return up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`).
+    """Return up to `limit` of the `items` between the ids `after` and `before`, in `order` (`asc` or `desc`).
 
-    With only `before`, return the last such items, otherwise the first. `items` are in ascending order. Raises BadRequest
-    for a cursor that is not among them.
+    `items` must be in ascending order. If the range has more than `limit` items, return the first ones, or the last ones if
+    only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
     ids = [item.get("id") for item in listed]
@@ -196,7 +220,7 @@ def _position(ids: Sequence[str | None], item_id: str, param: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation without its items; `created_at` in Unix seconds."""
+    """A conversation without its items. `created_at` is in Unix seconds."""
 
     id: str
     created_at: int
