@@ -1,8 +1,8 @@
--- Update the account of an owner's stored objects. They count until they expire. An older report never replaces a newer one.
+-- Update the account of an owner's stored objects. Objects count until they expire. An older report never replaces a newer one.
 -- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
 -- ARGV: 1 maximum bytes (0: no limit), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and TTL in
 --   ms of each object
--- Answers: {1 or 0 (it would exceed the maximum: nothing was changed), bytes stored}
+-- Returns: {1 or 0 (nothing was changed, because the maximum would be exceeded), bytes stored}
 
 local FORGOTTEN = 5000  -- expired objects removed per call
 local LATE = 60000  -- ms
@@ -36,7 +36,7 @@ local fits = maximum == 0 or sum <= before or sum <= maximum
 if fits then
   for _, i in ipairs(changes) do
     local name, bytes, ttl = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
-    -- Remember a deleted object as long as an older report about it may still arrive.
+    -- Keep the entry of a deleted object while an older report about the object may still arrive.
     if bytes == '0' and when > 0 then ttl = LATE end
     if ttl == 0 then
       redis.call('HDEL', sizes, name)

@@ -2,8 +2,8 @@
 -- KEYS: record, tombstone
 -- ARGV: 1 facts as JSON, 2 document, 3 turn; for a background response (facts.job) 4 the last batch of its log; then, by
 --   facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
--- Answers: {'stored'}, followed by a report (lib.lua) if facts.counts; {'reroot'} (send the whole history as a new root); {'deleted'};
---   {'fenced'}; {'newer'}; {'bound'}
+-- Returns: {'stored'}, followed by a report (lib.lua) if facts.counts; {'reroot'} (the caller must send the whole history as a new
+--   root); {'deleted'}; {'fenced'}; {'newer'}; {'bound'}
 
 local MAX_FORKS = 16
 
@@ -20,7 +20,7 @@ local function earlier()
   if new.job and redis.call('HGET', KEYS[1], 'next_seq') ~= tostring(new.job.first) then return 'fenced' end
 end
 
--- Start a new segment with the turns that were sent.
+-- Start a new segment with the turns in ARGV.
 local function root()
   local turns = prefix .. 's:' .. new.random
   if new.rest == 'turns' then
@@ -29,10 +29,10 @@ local function root()
   return new.random, ''
 end
 
--- Return the segment to append to: the parent's if the parent is its tip, otherwise a new one that forks from it. Return nil if the
--- parent or its turns are gone, or the path has too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
--- another appended, so the parent's record must be as it was read. If the refs were evicted, it is unknown which turns may
--- be cut off, so nothing is appended to such a segment.
+-- Return the segment to append to, and its path. This is the parent's segment if the parent is its last turn, otherwise a new segment
+-- that forks from it. Return nil if the parent or its turns no longer exist, or if the path has too many forks. It is not enough to
+-- compare lengths, because the last turn may have been deleted and another one appended. So the parent's record must be unchanged.
+-- If the refs were evicted, it is unknown which turns are needed, so nothing is appended to the segment.
 local function branch(parent)
   local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')
   if record[1] ~= parent.segment or record[2] ~= parent.length then return nil end
@@ -55,7 +55,7 @@ local function keep_segment(segment)
   if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
 end
 
--- Return the size of a segment, and store it next to the segment.
+-- Return the size of a segment in bytes, and cache it in a key next to the segment.
 local function segment_size(segment)
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
@@ -67,7 +67,7 @@ local function segment_size(segment)
   return SEGMENT_BYTES + bytes
 end
 
--- Return the answer for a stored response, with a report of the objects that were written or whose TTL was extended.
+-- Return the reply for a stored response, with a report of the objects that were written or whose TTL was extended.
 local function stored()
   if not new.counts then return {'stored'} end
   local reply = {'stored'}
@@ -103,7 +103,7 @@ if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
 redis.call('PEXPIRE', KEYS[1], new.ttl)
 keep_segment(segment)
 for ancestor in string.gmatch(path, '([a-z0-9]+):') do
-  -- Drop the texts of expired responses, so that this commit does not extend their lifetime.
+  -- Remove the turns of expired responses, so that this commit does not extend their lifetime.
   if redis.call('EXISTS', prefix .. 's:' .. ancestor .. ':refs') == 1 then settle(ancestor) end
   keep_segment(ancestor)
 end

@@ -1,7 +1,7 @@
--- Create a conversation, with its first items.
+-- Create a conversation with its first items.
 -- KEYS: conversation, tombstone of this call
 -- ARGV: 1 owner, 2 created_at, 3 metadata, 4 TTL in ms, 5 maximum items, 6 maximum bytes, then id and blob of each item
--- Answers: {'created'} and a report (lib.lua); {'bound'}; {'missing'} (the id is another owner's, or the call was given
+-- Returns: {'created'} and a report (lib.lua); {'bound'}; {'missing'} (the id is another owner's, or the call was given
 --   up and undone); {'newer'}
 
 if redis.call('EXISTS', KEYS[2]) == 1 then return {'missing'} end

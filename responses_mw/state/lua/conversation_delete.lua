@@ -1,7 +1,7 @@
 -- Delete a conversation and its items, but not the responses that were made in it.
 -- KEYS: conversation
 -- ARGV: owner
--- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
+-- Returns: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
 local refused = refusal(ARGV[1], true)
 if refused then return {refused} end

@@ -1,7 +1,7 @@
 -- Delete an item of a conversation.
 -- KEYS: conversation
 -- ARGV: owner, item id
--- Answers: {'deleted', created_at, metadata} and a report (lib.lua); {'missing'}; {'newer'}; {'cursor'} (no such id)
+-- Returns: {'deleted', created_at, metadata} and a report (lib.lua); {'missing'}; {'newer'}; {'cursor'} (no such id)
 
 local refused = refusal(ARGV[1])
 if refused then return {refused} end

@@ -2,7 +2,7 @@
 -- KEYS: conversation
 -- ARGV: 1 owner, 2 'asc' or 'desc', 3 id of the item to begin after, or '', 4 maximum items (-1: all),
 --   5 counter of the last item to return or '+inf'
--- Answers: {'ok', counter of the newest item, blobs...}; {'missing'}; {'newer'}; {'cursor'} (no such id)
+-- Returns: {'ok', counter of the newest item, blobs...}; {'missing'}; {'newer'}; {'cursor'} (no such id)
 
 local refused = refusal(ARGV[1])
 if refused then return {refused} end

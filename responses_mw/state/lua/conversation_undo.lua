@@ -1,7 +1,7 @@
--- Undo a creation or an append that was given up, even if it has not been executed yet.
+-- Undo a creation or an append that was given up. If it has not been executed yet, prevent that.
 -- KEYS: conversation, tombstone of the write
--- ARGV: 1 owner, 2 TTL of the tombstone in ms, 3 whether it was the creation ('1' or ''), then the ids of the items that it appended
--- Answers: {'undone'}, and a report (lib.lua) if there is such a conversation
+-- ARGV: 1 owner, 2 TTL of the tombstone in ms, 3 whether the write created the conversation ('1' or ''), then the ids of the appended items
+-- Returns: {'undone'}, and a report (lib.lua) if the owner has the conversation
 
 redis.call('SET', KEYS[2], '', 'PX', ARGV[2])
 if refusal(ARGV[1], true) then return {'undone'} end

@@ -1,7 +1,7 @@
 -- Replace a conversation's metadata.
 -- KEYS: conversation
 -- ARGV: owner, metadata, TTL in ms
--- Answers: {'updated', created_at} and a report (lib.lua); {'missing'}; {'newer'}
+-- Returns: {'updated', created_at} and a report (lib.lua); {'missing'}; {'newer'}
 
 local refused = refusal(ARGV[1])
 if refused then return {refused} end

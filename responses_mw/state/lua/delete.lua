@@ -1,8 +1,9 @@
--- Delete a response, and the turns that no remaining object needs; or undo a commit, even if it has not been executed yet.
+-- Delete a response and the turns that no remaining object needs, or undo a commit. If the commit has not been executed yet,
+-- prevent that.
 -- KEYS: record, tombstone
 -- ARGV: 1 owner, 2 token of this call, 3 TTL of the tombstone in ms, 4 token of the commit to undo or '', then the ids of the
 --   items that it appended to its conversation
--- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
+-- Returns: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
 local LAST_READS = 10000  -- ms in which followers of the log can read its end
 
@@ -33,7 +34,7 @@ if #ARGV > 4 then add('c', prefix .. 'c', conversation_size()) end
 for _, segment in ipairs(settled) do
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
-  -- A segment that was never measured is in no account.
+  -- A segment whose size was never computed is not in the account.
   if bytes or redis.call('EXISTS', turns) == 0 then add('s' .. segment, turns, SEGMENT_BYTES + (bytes or 0)) end
 end
 return reply

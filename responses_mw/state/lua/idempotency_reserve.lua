@@ -1,7 +1,7 @@
 -- Reserve an idempotency key for a request.
 -- KEYS: key
 -- ARGV: 1 hash of the request, 2 token of this reservation, 3 lease in ms
--- Answers: {'reserved'}; {'different'} (it belongs to another request); {'running' | 'done', id of its response or nil}
+-- Returns: {'reserved'}; {'different'} (the key belongs to a different request); {'running' | 'done', id of the request's response or nil}
 
 local request, token, response, done = unpack(redis.call('HMGET', KEYS[1], 'request', 'token', 'response', 'done'))
 if not request then

@@ -1,7 +1,7 @@
--- Renew, complete or release a reservation of an idempotency key.
+-- Renew, complete or release the reservation of an idempotency key.
 -- KEYS: key
 -- ARGV: 1 token of the reservation, 2 TTL in ms (0: release it), 3 id of the response or '', 4 '1' once the response exists
--- Answers: 1 it was changed; 0 the key no longer belongs to this reservation
+-- Returns: 1 the reservation was changed; 0 the key no longer belongs to this reservation
 
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end

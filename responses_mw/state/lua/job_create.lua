@@ -1,11 +1,11 @@
 -- Write the record of a new background response, the first events of its log, and its encrypted credential.
 -- KEYS: record, tombstone
 -- ARGV: 1 owner, 2 token of this call, 3 TTL in ms, 4 document, 5 job, 6 credential, 7 batch, 8 number of events in it
--- Answers: {'created'} and a report (lib.lua); {'deleted'} (the job was given up meanwhile)
+-- Returns: {'created'} and a report (lib.lua); {'deleted'} (a worker claimed the job before its record was written, and gave it up)
 
 local random = string.match(KEYS[1], '[a-z0-9]+$')
 
--- The log is reported separately as it grows, and at its end.
+-- The log is reported separately while it grows and when it ends.
 local function created()
   local reply = {'created'}
   local bytes = json_size(ARGV[4]) + json_size(ARGV[5]) + #ARGV[6] + #ARGV[7]

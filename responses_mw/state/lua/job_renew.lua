@@ -1,7 +1,7 @@
 -- Renew the lease of a running background response.
 -- KEYS: record
 -- ARGV: 1 token, 2 lease in ms
--- Answers: 'renewed'; 'fenced'
+-- Returns: 'renewed'; 'fenced'
 
 local record = redis.call('HMGET', KEYS[1], 'token', 'status')
 if record[1] ~= ARGV[1] or TERMINAL[record[2]] then return 'fenced' end

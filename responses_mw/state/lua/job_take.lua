@@ -1,8 +1,8 @@
--- Give a background response to a new holder, whose token replaces the previous one: to run it or to end it.
+-- Lease a background response to a new holder, who must run or end it. The holder's token replaces the previous one.
 -- KEYS: record, tombstone
--- ARGV: 1 token, 2 worker, 3 lease in ms, 4 maximum attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
+-- ARGV: 1 token, 2 worker, 3 lease in ms, 4 maximum attempts, 5 why: 'run', 'settle' (end it if it is lost) or 'cancel',
 --   6 owner ('' for any), 7 TTL of the tombstone in ms
--- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue has
+-- Returns: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue has
 --   not been checked recently, otherwise ''}; or
 --   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, previous worker, retries, last error
 --   as JSON, ms left for retries, earlier attempts, continuations}
@@ -14,7 +14,7 @@ local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
 local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
-  -- Its creator failed after queueing it, or it was deleted. It must not be created from now on.
+  -- The job was deleted, or its creator failed after adding it to the queue. From now on, its record must not be created.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
   free(credential_key)  -- in case only the record was lost
   return {'missing'}
@@ -24,7 +24,7 @@ if tonumber(v) > VERSION then return {'newer'} end
 if TERMINAL[status] then return {'done'} end
 
 local retries, failure, retry_until, retry_seq, erred = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until', 'retry_seq', 'erred'))
-if retry_seq ~= next_seq then retries, retry_until = false, false end  -- it has made progress since
+if retry_seq ~= next_seq then retries, retry_until = false, false end  -- the job has made progress since
 local now = now_ms()
 local left = tonumber(lease_until) - now
 if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end

@@ -1,7 +1,7 @@
--- Compare the check values of a replica's secret keys with the stored ones, and store the value of its newest key.
+-- Compare the check values of a replica's secret keys with the stored values, and store the value of the key that encrypts.
 -- KEYS: check values
--- ARGV: TTL in ms, then the values, with the newest key's first
--- Answers: 1 no value is stored yet, or this replica knows one of them; 0 the keys differ
+-- ARGV: TTL in ms, then the values, the one of the key that encrypts first
+-- Returns: 1 no value is stored yet, or this replica knows one of them; 0 the keys differ
 
 local stored, mine, agree = redis.call('SMEMBERS', KEYS[1]), {}, false
 for i = 2, #ARGV do mine[ARGV[i]] = true end
@@ -9,7 +9,7 @@ for _, value in ipairs(stored) do agree = agree or mine[value] end
 if #stored > 0 and not agree then return 0 end
 
 for _, value in ipairs(stored) do
-  -- A key that is unknown here was retired: a replica that has no other key is outdated.
+  -- A key that is unknown here was retired. A replica that has only this key is outdated.
   if not mine[value] then redis.call('SREM', KEYS[1], value) end
 end
 redis.call('SADD', KEYS[1], ARGV[2])

@@ -1,6 +1,6 @@
 -- Shared functions, prepended to every script.
--- The keys of a script are all in one slot. Keys that are known only while it runs (segments, refs) have the prefix of KEYS[1].
--- Every script is idempotent: a repeat changes nothing and returns the same answer.
+-- The keys of a script are all in one slot. Keys that the script derives (segments, refs) have the prefix of KEYS[1].
+-- Every script is idempotent: a repeated call changes nothing and returns the same reply.
 
 local VERSION = 1
 local QUEUE_TRUSTED = 10000  -- ms for which a waiting job is assumed to be in the queue, before it is checked
@@ -13,21 +13,22 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Free memory before anything is written: a full Redis lets a script continue after its first write. This is only for scripts that
--- end something, so that what they write is limited and followed by a deletion or an expiry.
+-- Free memory with the script's first write. A full Redis then also executes the script's other writes. Only scripts that end or
+-- delete an object may call this, because they write little and what they write expires.
 local function free(key)
   redis.call('DEL', key)
 end
 
--- Extend a TTL, never shorten it. GT alone does nothing to a key without a TTL.
+-- Extend a TTL, but never shorten it. GT alone would have no effect on a key without a TTL.
 local function keep(key, ttl)
   if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then
     redis.call('PEXPIRE', key, ttl, 'GT')
   end
 end
 
--- Return the highest number of turns that an existing holder needs, and remove the holders above it that are gone. Holders are
--- responses ('r<random>') and child segments ('s<segment>'). The parent ('p<segment>', at -1) needs none.
+-- Return the highest number of turns that an existing holder needs. If there is no holder, return nil and the parent segment.
+-- Holders are responses ('r<random>') and child segments ('s<segment>'). Holders that no longer exist are removed. The parent
+-- ('p<segment>', with score -1) needs no turns.
 local function highest(refs)
   while true do
     local top = redis.call('ZREVRANGE', refs, 0, 0, 'WITHSCORES')
@@ -47,9 +48,9 @@ end
 -- Overhead of objects in Redis besides their JSON, in bytes.
 local RECORD_BYTES, SEGMENT_BYTES, ITEM_BYTES, TOMBSTONE_BYTES = 1536, 768, 256, 256
 
--- Add a report for the owner's account (account.lua) to a script's answer: the time (us), then name, bytes and TTL in ms of each object.
--- Return the function that adds an object.
--- Names are 'r<random>' (record), 's<segment>', 'e<random>' (event log) and 'c' (conversation). 0 bytes: deleted.
+-- Begin a report for the owner's account (account.lua) in a script's reply, and return the function that adds an object to it.
+-- A report has the time (us), then the name, bytes and TTL in ms of each object. Names are 'r<random>' (record), 's<segment>',
+-- 'e<random>' (event log) and 'c' (conversation). The number of bytes is 0 for a deleted object.
 local function report(reply)
   local time = redis.call('TIME')
   reply[#reply + 1] = time[1] * 1000000 + time[2]
@@ -72,7 +73,7 @@ end
 -- Segments from which this script has removed turns.
 local settled = {}
 
--- Remove the turns of a segment from an index on.
+-- Remove the turns of a segment from index `from` on.
 local function cut(turns, from)
   if redis.call('EXISTS', turns .. ':bytes') == 1 then
     redis.call('DECRBY', turns .. ':bytes', turns_size(turns, from, -1))
@@ -80,7 +81,7 @@ local function cut(turns, from)
   redis.call('LTRIM', turns, 0, from - 1)
 end
 
--- Remove the turns of a segment that nothing needs. If none are left, delete the segment and settle its parent.
+-- Remove the turns of a segment that no holder needs. If no turns are left, delete the segment and settle its parent.
 local function settle(segment)
   while segment do
     local turns = prefix .. 's:' .. segment
@@ -97,7 +98,8 @@ local function settle(segment)
   end
 end
 
--- Return whether the conversation has room for the items (id, blob, id, blob, ...) in ARGV from `first` on. Some may be in it already.
+-- Return whether the conversation has room for the items (id, blob, id, blob, ...) in ARGV from `first` on. Items that the
+-- conversation already contains are not counted twice.
 local function has_room(first, max_items, max_bytes)
   local bytes, count = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0), redis.call('ZCARD', prefix .. 'c:order')
   for i = first, #ARGV, 2 do
@@ -108,8 +110,8 @@ local function has_room(first, max_items, max_bytes)
   return count <= max_items and bytes <= max_bytes
 end
 
--- Append the items (id, blob, id, blob, ...) in ARGV from `first` on as one block. An item that is in the conversation already keeps
--- its place.
+-- Append the items (id, blob, id, blob, ...) in ARGV from `first` on as one block. An item that the conversation already contains
+-- keeps its place.
 local function append_items(first, ttl)
   local meta, items, order = prefix .. 'c', prefix .. 'c:items', prefix .. 'c:order'
   for i = first, #ARGV, 2 do
@@ -121,7 +123,7 @@ local function append_items(first, ttl)
   for _, key in ipairs({meta, items, order}) do keep(key, ttl) end
 end
 
--- Remove an item from the conversation; return whether it was there.
+-- Remove an item from the conversation. Return whether the conversation contained it.
 local function remove_item(id)
   local blob = redis.call('HGET', prefix .. 'c:items', id)
   if not blob then return false end
@@ -131,28 +133,28 @@ local function remove_item(id)
   return true
 end
 
--- Return the size of the conversation.
+-- Return the size of the conversation in bytes, including overhead.
 local function conversation_size()
   local key = prefix .. 'c'
   local items, bytes = redis.call('ZCARD', key .. ':order'), redis.call('HGET', key, 'bytes') or 0
   return RECORD_BYTES + redis.call('HSTRLEN', key, 'metadata') + ITEM_BYTES * items + bytes
 end
 
--- Add a report of the conversation's size to a script's answer, and return the answer.
+-- Add a report of the conversation's size to a script's reply, and return the reply.
 local function with_size(reply)
   report(reply)('c', prefix .. 'c', conversation_size())
   return reply
 end
 
--- Return whether the conversation is complete. Redis may evict its keys one by one, and the rest would be a different history.
+-- Return whether the conversation is complete. Redis may evict its keys one by one, which would leave a different history.
 local function is_whole()
   local count = redis.call('ZCARD', prefix .. 'c:order')
   local is_empty = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0) == 0
   return count == redis.call('HLEN', prefix .. 'c:items') and is_empty == (count == 0)
 end
 
--- Return the error answer for a conversation that the script must not use; nil if it exists (or a part of it, if that is enough), belongs
--- to this owner and has a known version.
+-- Return 'missing' or 'newer' if the script must not use the conversation. Return nil if the conversation is complete (or if
+-- `a_part_is_enough`), belongs to this owner and has a supported version.
 local function refusal(owner, a_part_is_enough)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
   if meta[2] ~= owner then return 'missing' end
@@ -160,11 +162,11 @@ local function refusal(owner, a_part_is_enough)
   if not a_part_is_enough and not is_whole() then return 'missing' end
 end
 
--- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`; `final` marks the one that ends it.
--- An entry's id is its last number + 1, because 0-0 is not a valid id. A repeat of the last batch changes nothing.
--- `packed` is its compressed form, '' if it is stored uncompressed.
--- Return nil if it is in the log now, otherwise the number at which the log continues.
--- A short batch is published: `last`, ' final' if it ends the log, a line feed, the batch. For a longer one, the message is empty.
+-- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`. `final` marks the last batch of a log.
+-- `packed` is the compressed form of the batch, or '' if the batch is stored uncompressed.
+-- Return nil if the log contains the batch now, otherwise the number of the log's next event. Repeating the last batch changes nothing.
+-- An entry's id is the number of its last event + 1, because 0-0 is not a valid id.
+-- A short batch is published as `last`, ' final' if it ends the log, a line feed and the batch. For a longer batch, the message is empty.
 local ANNOUNCED = 16384
 local function append_batch(record, first, last, batch, final, packed)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
@@ -185,8 +187,8 @@ local function append_batch(record, first, last, batch, final, packed)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
--- Put a job in the queue `ready`, in its turn or (`first`) ahead of all others, and notify the workers.
-local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without them, cancelled jobs count against their owner
+-- Add a job to the queue `ready`, in its owner's turn or (if `first`) at the front, and notify the workers.
+local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without stored turns, cancelled jobs would delay their owner's next jobs
 local function wait_for_worker(ready, job, owner, first)
   local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
   if not first then

@@ -1,7 +1,7 @@
 -- Count an open stream or job of an owner, unless the maximum is reached.
 -- KEYS: zset of names by the time (ms) when they expire
 -- ARGV: 1 name, 2 maximum, 3 TTL in ms
--- Answers: 1 it is counted; 0 there are too many
+-- Returns: 1 the stream or job is counted; 0 the maximum is reached
 
 local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)

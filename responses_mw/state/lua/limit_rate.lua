@@ -1,7 +1,7 @@
 -- Count a request of an owner if its rate allows it: GCRA with a burst of the requests of one minute.
 -- KEYS: rate
 -- ARGV: requests in a minute
--- Answers: {1 or 0, requests allowed now, ms until the whole burst is allowed, ms until the next request is allowed}
+-- Returns: {1 or 0, requests allowed now, ms until the whole burst is allowed, ms until the next request is allowed}
 
 local burst = tonumber(ARGV[1])
 local interval, now = 60000 / burst, now_ms()

@@ -1,4 +1,4 @@
--- Extend the entries of an owner that have not expired.
+-- Extend the entries of an owner that still exist.
 -- KEYS: zset of names by the time (ms) when they expire
 -- ARGV: TTL in ms, names
 

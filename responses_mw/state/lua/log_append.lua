@@ -1,10 +1,10 @@
--- Append one batch of events to each log of several running background responses, and renew their leases.
+-- Append a batch of events to the log of each of several running background responses, and renew their leases.
 -- KEYS: records; in a cluster, only one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch, its compressed form or ''
--- Answers for each: 1 it was appended, now or before; 0 another worker holds the response, it has ended, or its log does not
---   continue there; 2 its record or log is damaged
+-- Returns for each record: 1 the log contains the batch; 0 another worker holds the response, the response has ended, or the batch
+--   does not continue its log; 2 the record or log is damaged
 
--- Return whether an error from pcall() was caused by a key of the wrong type or a foreign value, not by the state of the server.
+-- Return whether an error from pcall() was caused by a damaged key, not by the state of the server.
 local function is_damage(err)
   local text = type(err) == 'table' and err.err or tostring(err)
   for _, sign in ipairs({'WRONGTYPE', 'user_script:', 'not an integer', 'specified in XADD'}) do

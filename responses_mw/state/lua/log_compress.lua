@@ -1,8 +1,8 @@
--- Store the log of a background response that has ended in its compressed form, and let the plain one expire soon: replicas of an
--- earlier release, and followers that have read a part of it, use it until then.
+-- Store the compressed log of a background response that has ended, and shorten the lifetime of its plain log. Until that expires, it
+-- is used by replicas of an earlier release, and by followers that have read a part of it.
 -- KEYS: record
--- ARGV: 1 ms for which the plain form stays, then the id and the compressed events of each entry
--- Answers: 1 it is stored; 0 the response has not ended with the last id, was deleted, or its log has expired
+-- ARGV: 1 ms for which the plain log is kept, then the id and the compressed events of each entry
+-- Returns: 1 the compressed log is stored; 0 the response has not ended at the last id or was deleted, or its log has expired
 
 local record = redis.call('HMGET', KEYS[1], 'status', 'next_seq')
 local random = string.match(KEYS[1], '[a-z0-9]+$')

@@ -1,7 +1,7 @@
--- Lease one job: one whose lease has expired, otherwise the next in turn.
+-- Lease one job: a job whose lease has expired, or else the next waiting job.
 -- KEYS: ready
--- ARGV: 1 lease in ms, 2 whether to take expired leases ('1' or ''), 3 whether to take waiting jobs ('1' or '')
--- Answers: job; nil if there is none
+-- ARGV: 1 lease in ms, 2 whether to lease jobs with an expired lease ('1' or ''), 3 whether to lease waiting jobs ('1' or '')
+-- Returns: the job; nil if no job is available
 
 local leases, now = prefix .. 'leases', now_ms()
 local job = ARGV[2] == '1' and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
@@ -17,7 +17,7 @@ if turn then
   redis.call('ZREM', KEYS[1], job)
   turn = math.max(tonumber(turn), tonumber(redis.call('GET', prefix .. 'clock') or 0))
   redis.call('SET', prefix .. 'clock', turn)
-  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- these have the same effect as none
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- such entries have no effect any more
   local owner = redis.call('HGET', prefix .. 'jobs', job)
   if owner then redis.call('ZREM', prefix .. 'turns:' .. owner, job) end
 end

@@ -1,7 +1,7 @@
--- Return the number of jobs that a worker could take now, and for how long the oldest of them has waited.
+-- Return the number of jobs that a worker could claim now, and for how long the oldest of them has waited.
 -- KEYS: ready
 -- ARGV: none
--- Answers: {number, ms}
+-- Returns: {number, ms}
 
 local since, leases, now = prefix .. 'since', prefix .. 'leases', now_ms()
 
@@ -11,11 +11,11 @@ local function longest_wait()
     local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
     if not oldest[1] then break end
     if redis.call('ZSCORE', KEYS[1], oldest[1]) then return now - oldest[2] end
-    redis.call('ZREM', since, oldest[1])  -- an older release took it from the queue
+    redis.call('ZREM', since, oldest[1])  -- a replica of an older release claimed it
   end
   return 0
 end
 
--- The oldest expired lease: its worker was lost, or it is time to retry the job.
+-- The oldest expired lease: the job's worker was lost, or the job is due for a retry.
 local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or now
 return {redis.call('ZCARD', KEYS[1]) + redis.call('ZCOUNT', leases, '-inf', now), math.max(0, longest_wait(), now - expired)}

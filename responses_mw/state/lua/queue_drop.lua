@@ -1,10 +1,10 @@
 -- Remove a job that has ended.
 -- KEYS: ready
 -- ARGV: job
--- Answers: its owner; nil if it was removed before
+-- Returns: the job's owner; nil if the job was removed before
 
--- Give the turn of a cancelled job to the owner's next job, the turn of that job to the one after it, and so on.
-local MAX_MOVED = 1000  -- jobs; an owner who has more keeps the gap
+-- Give the turn of a cancelled job to the owner's next job, that job's turn to the job after it, and so on.
+local MAX_MOVED = 1000  -- jobs; if an owner has more, a gap remains after these jobs
 local function give_back_turn(ready, job, owner)
   local turns = prefix .. 'turns:' .. owner
   local free = redis.call('ZSCORE', turns, job)
@@ -16,7 +16,7 @@ local function give_back_turn(ready, job, owner)
       redis.call('ZADD', turns, free, later[i])
       free = later[i + 1]
     else
-      redis.call('ZREM', turns, later[i])  -- an older release took it from the queue
+      redis.call('ZREM', turns, later[i])  -- a replica of an older release claimed it
     end
   end
   local last = redis.call('ZRANGE', turns, -1, -1, 'WITHSCORES')[2]
@@ -24,7 +24,7 @@ local function give_back_turn(ready, job, owner)
 end
 
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
--- Read every key first: if one is damaged, nothing is removed, and the worker that claims the job next removes it.
+-- Read every key first, so that nothing is removed if one is damaged. The worker that claims the job next then removes it.
 for _, key in ipairs({KEYS[1], prefix .. 'since', prefix .. 'leases', prefix .. 'turns:' .. (owner or ''), prefix .. 'owners'}) do
   redis.call('ZSCORE', key, ARGV[1])
 end

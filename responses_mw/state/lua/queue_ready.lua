@@ -1,6 +1,6 @@
--- Queue a job: after the owner's last one, ahead of later jobs of owners with more waiting; or (first) ahead of all.
+-- Add a job to the queue, in its owner's turn or at the front.
 -- KEYS: ready
--- ARGV: job, whether it comes first ('1' or '')
+-- ARGV: job, whether to add it at the front ('1' or '')
 
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
 if not owner or redis.call('ZSCORE', KEYS[1], ARGV[1]) then return end

@@ -1,4 +1,4 @@
--- Add a job whose record is about to be written. If its creator dies first, a worker claims the job after the given time.
+-- Add a job whose record is about to be written. If its creator fails before that, a worker claims the job after the given time.
 -- KEYS: ready
 -- ARGV: job, owner, time in ms
 

@@ -1,7 +1,7 @@
--- Add a job that is waiting according to its record but not in the queue: it was lost, or the partitions were changed.
+-- Add a job that is waiting according to its record but is not in the queue, because the queue lost it or the partitions were changed.
 -- KEYS: ready
 -- ARGV: job, owner
--- Answers: 1 it was added; 0 it was there already
+-- Returns: 1 the job was added; 0 the job was in the queue
 
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('ZSCORE', prefix .. 'leases', ARGV[1]) then return 0 end
 redis.call('HSET', prefix .. 'jobs', ARGV[1], ARGV[2])

@@ -1,7 +1,7 @@
--- Look up items that a response made, or that were added to the conversation with the same tag.
+-- Look up items that a response created, or that were added to the conversation with the same tag.
 -- KEYS: record, conversation
 -- ARGV: 1 owner, 2 maximum bytes, 3 '1' to return the response's turn, then the items' ids
--- Answers: {turn of the response or nil, blob or nil for each id}; 'bound' if they have more bytes than the maximum
+-- Returns: {turn of the response or nil, blob or nil for each id}; 'bound' if the turn and the items exceed the maximum
 
 local left = tonumber(ARGV[2])
 local function count(blob)

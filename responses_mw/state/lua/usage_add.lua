@@ -1,7 +1,7 @@
 -- Add a batch of usage to the counters of a day.
 -- KEYS: counters of the day (hash), mark of the batch
 -- ARGV: maximum number of owners, name for further owners, TTL in s, then name and four numbers of each owner
--- Answers: 1 if the batch was added, 0 if it had been added before
+-- Returns: 1 if the batch was added, 0 if it had been added before
 
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 local maximum, others = tonumber(ARGV[1]), ARGV[2]
