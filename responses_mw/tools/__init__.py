@@ -1,4 +1,4 @@
-"""The tools that the server runs: the interface that each kind of tool implements, and what a call returns."""
+"""Server-side tools: the interface that each kind of tool implements, and the result of a call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..settings import SearchSettings, ToolSettings
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one call. A tool's failure is a result too: the model sees it, and the run continues."""
+    """The result of one tool call. If the tool failed, the failure is passed to the model, and the run continues."""
 
     content: str | list[Part]
-    """What the model reads: a text, or parts of type `input_text` and `input_image`."""
+    """The content for the model: a text, or parts of type `input_text` and `input_image`."""
     members: dict[str, Any] = field(default_factory=dict)
-    """Members of the call's item: `output`, `error`, `outputs`, `action` and the like."""
+    """Members to add to the call's item, such as `output`, `error`, `outputs` or `action`."""
     failed: bool = False
 
     @property
     def size(self) -> int:
-        """The number of characters that the model reads."""
+        """The number of characters of the content, including image URLs."""
         if isinstance(self.content, str):
             return len(self.content)
         return sum(len(part.get("text") or part.get("image_url") or "") for part in self.content)
@@ -34,20 +34,24 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ServedFunction(OfferedFunction):
-    """A function that the server executes. `call` takes the model's arguments and never raises."""
+    """A function that the server executes.
+
+    `call` is called with the arguments from the model. If the tool fails, `call` returns a failed result.
+    """
 
     call: Callable[[str], Awaitable[ToolResult]]
     kind: str
-    """The kind of tool, for metrics."""
+    """The kind of tool, as a metric label."""
     server: str = ""
-    """The label of its MCP server, for metrics; `_OTHER` if the operator did not configure the server."""
+    """The label of the MCP server, as a metric label. It is `_OTHER` for a server that the operator did not configure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The context of a tool in one run of `owner`. `http` is the client for the operator's own services.
+    """The context of the tools in one run of `owner`.
 
-    `earlier` holds the items of the history and of the input. Clients can forge them, so they must never grant permissions.
+    `http` is the client for services of the operator. `earlier` contains the items of the history and of the input. Clients can
+    forge these items, so permissions must never be derived from them. `trace_headers` are sent to tool servers.
     """
 
     settings: ToolSettings
@@ -60,37 +64,43 @@ class ToolContext:
 
 
 class ServerTool:
-    """One entry of `tools` in one run. It is opened once and always closed. Nothing is sent before that."""
+    """One entry of the request's `tools` in one run.
+
+    The caller opens each entry once and always closes it. Nothing is sent to a tool server before `open`.
+    """
 
     types: ClassVar[frozenset[str]]
     """The values of `type` that select this kind of tool."""
     sources: Sequence[Mapping[str, Any]] = ()
-    """The sources that the answer may cite."""
+    """The sources that the model's answer may cite."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        """`tool` has passed `check`."""
+        """`tool` must have been returned by `check`."""
         raise NotImplementedError
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-        """Check an entry of `tools` at `path` (`tools[0]`) and return it without nulls. Raises `BadRequest`."""
+        """Check the entry of `tools` at `path`, such as `tools[0]`, and return it without nulls.
+
+        Raises `BadRequest` if the entry is invalid or not supported.
+        """
         raise NotImplementedError
 
     @staticmethod
     def echo(tool: Tool) -> Tool:
-        """Remove secrets from an entry before it is shown or stored."""
+        """Return the entry without secrets, so that it can be returned to clients and stored."""
         return tool
 
     async def open(self) -> list[ServedFunction]:
-        """Return the functions of this entry. Raises `APIError` if it cannot be used."""
+        """Prepare the entry for calls and return its functions. Raises `APIError` if the entry cannot be used."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """End all calls."""
+        """End all calls and release resources."""
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Cut `text` at `max_bytes`, adding a note if it was longer."""
+    """Return the first `max_bytes` of `text` in UTF-8. If `text` is longer, append a note with its size."""
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text
@@ -98,6 +108,6 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
-    """Return the result of a failed MCP call; `kind` and `code` are the type and code in `mcp_call.error`."""
+    """Return the result of a failed MCP call. `kind` and `code` are `type` and `code` in the `error` of the `mcp_call` item."""
     error: dict[str, Any] = {"type": kind, "code": code, "message": message}
     return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)

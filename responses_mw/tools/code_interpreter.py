@@ -1,4 +1,4 @@
-"""The tool kind `code_interpreter`: the sandbox service runs the model's Python code (`docs/sandbox.md`)."""
+"""The tool kind `code_interpreter`, which runs the model's Python code in the sandbox service (`docs/sandbox.md`)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
 
 
 class CodeInterpreter(ServerTool):
-    """The code interpreter in one run. All calls use one container, one at a time.
+    """The code interpreter in one run. All calls use the same container, one after another.
 
-    The request names the container, or else the last call in the history. The sandbox finds it only if it belongs to the owner.
-    Nothing is sent before the first call.
+    The container is the one named in the request. With `auto`, it is the container of the last call in the history, or a new
+    one. The sandbox refuses a container that belongs to another owner. Nothing is sent to the sandbox before the first call.
     """
 
     types = frozenset({"code_interpreter"})
@@ -62,7 +62,7 @@ class CodeInterpreter(ServerTool):
         calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
         last = next((item.get("container_id") for item in calls), None)
         self.container_id: str | None = (last or None) if container["type"] == _AUTO else container["type"]
-        """The container of the next call; None for a new one."""
+        """The container of the next call, or None if the next call needs a new container."""
         self._memory = {"memory_bytes": _MEMORY_LIMITS[container["memory_limit"]]} if "memory_limit" in container else {}
         target = target_of({"server_label": SANDBOX_LABEL}, sandbox_server(context.settings), context)
         self._connection = MCPConnection(replace(target, timeout=target.timeout + _SANDBOX_MARGIN))
@@ -78,7 +78,7 @@ class CodeInterpreter(ServerTool):
         return {**tool, "container": checks.required(tool, "container", path, _container)}
 
     async def aclose(self) -> None:
-        """End all calls. The container is kept for later responses."""
+        """End all calls. The container is kept, so that later responses can use it."""
         await self._connection.aclose()
 
     async def open(self) -> list[ServedFunction]:
@@ -99,17 +99,18 @@ class CodeInterpreter(ServerTool):
         return await self.call(code if isinstance(code, str) else arguments)
 
     async def call(self, code: str) -> ToolResult:
-        """Run `code` and return what it printed and its value, or its traceback.
+        """Run `code`. Return its output and the value of its last expression, or its traceback.
 
-        The result's members are `container_id` (absent if no container was reached) and `outputs`. The result is
-        `failed` if the sandbox is unavailable or ended the container, not if the code raised.
+        If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
+        result's members are `outputs` and, if a container was reached, `container_id`. The result is `failed` if the sandbox is
+        unavailable or ended the container, but not if the code raised an exception.
         """
         from .session import MCPFailure
 
         async with self._turn:
             try:
                 returned = await self._invoke(code)
-                # Without structured content, the text is the sandbox's own, not what the code printed.
+                # Without structured content, the text is an error message of the sandbox, not output of the code.
                 is_lost = (
                     returned.is_error
                     and returned.structured_content is None

@@ -1,4 +1,4 @@
-"""The connection of a run to an MCP server, and the conversion of its tools' results."""
+"""A run's connection to an MCP server, and the conversion of the results of its tools."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ _MAX_PAGES = 100
 _MAX_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
-"""Raised by the SDK, and by orjson for integers of more than 64 bits."""
+"""Errors that the SDK raises for malformed messages, and that orjson raises for integers of more than 64 bits."""
 _BROKEN = "it closed the connection before its answer was complete"
 _MALFORMED = "its answer is malformed, or too large"
 
 
 class MCPConnection:
-    """A connection to `target`. It opens on first use and reopens when lost. The caller must close it.
+    """A connection to the MCP server `target`.
 
-    Methods may be called concurrently, and `aclose` from any task.
+    A session is opened when it is first needed, and again after it was lost. The caller must call `aclose`, which any task may
+    do. The other methods may be called concurrently.
     """
 
     def __init__(self, target: MCPTarget) -> None:
@@ -64,18 +65,20 @@ class MCPConnection:
         self._closed = False
 
     async def aclose(self) -> None:
-        """End all requests; their calls fail. This takes at most two seconds."""
+        """Close all sessions. Pending requests fail. This takes at most two seconds."""
         self._closed = True
         sessions = [*self._lost, *([self._session] if self._session else [])]
         self._lost, self._session = [], None
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools as in an `mcp_list_tools` item.
+        """Return the server's tools in the format of an `mcp_list_tools` item.
 
-        Each has `name` and `input_schema`, and optionally `description` and `annotations`. Raises `Unauthorized` (the
-        server refuses the caller's credentials), `BadRequest` (its URL does not lead to a public address) and
-        `UpstreamError` with status 424 (unreachable, too slow, malformed or too large). The messages contain the label.
+        A tool has the members `name` and `input_schema`, and optionally `description` and `annotations`.
+
+        Raises `Unauthorized` if the server refuses the caller's credentials, and `BadRequest` if its URL does not lead to a
+        public address. Raises `UpstreamError` with the status 424 if the server cannot be reached or does not answer in time,
+        or if its answer is malformed or too large. The messages contain the server's label.
         """
         try:
             return await self._request(self._listed)
@@ -85,7 +88,10 @@ class MCPConnection:
             raise self._as_api_error(self.target.failure("it did not answer in time")) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. If that fails, return a failed result with an `error` as in an `mcp_call` item."""
+        """Call a tool and return its result.
+
+        If the call fails, the result is failed and has the member `error` of an `mcp_call` item.
+        """
         try:
             return _to_result(await self.invoke(name, arguments))
         except MCPFailure as error:
@@ -94,7 +100,10 @@ class MCPConnection:
             return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool and return its raw result, which may report an error. Raises `MCPFailure`."""
+        """Call a tool and return the SDK's result, which may be an error of the tool.
+
+        Raises `MCPFailure` if the server cannot be reached, does not answer in time, or answers with a protocol error.
+        """
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             return await self._request(lambda session: self._called(session, request))
@@ -103,7 +112,11 @@ class MCPConnection:
             raise MCPFailure(message, 504) from None
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` in a session. Raises `MCPFailure`, and `TimeoutError` after the target's timeout."""
+        """Run `work` in the session, which is opened if necessary, and return its result.
+
+        Raises `MCPFailure` if the request fails, and `TimeoutError` after the target's timeout. A session that may be broken is
+        not used again.
+        """
         session: MCPSession | None = None
         try:
             async with asyncio.timeout(self.target.timeout):
@@ -135,14 +148,14 @@ class MCPConnection:
     async def _called(self, session: MCPSession, request: CallToolRequest) -> CallToolResult:
         """Call a tool without the SDK's `call_tool`.
 
-        That validates results against the server's schema, whose patterns could take forever to match.
+        `call_tool` validates results against the server's schema, whose regular expressions could take forever to match.
         """
         try:
             return await session.client.send_request(request, CallToolResult)
         except MCPError as error:
             if error.code != HEADER_MISMATCH:
                 raise
-        await self._listed(session)  # the list says which arguments the server also expects as headers
+        await self._listed(session)  # from the list, the SDK learns which arguments the server also expects as headers
         return await session.client.send_request(request, CallToolResult)
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
@@ -163,7 +176,7 @@ class MCPConnection:
         raise self.target.failure(f"its list of tools has more than {_MAX_PAGES} pages")
 
     def _drop(self, session: MCPSession | None) -> None:
-        """Make no more calls in a session that may be broken. Pending calls may still be answered."""
+        """Open a new session for further calls, because `session` may be broken. Its pending calls may still succeed."""
         if session is not None and session is self._session:
             self._session = None
             self._lost.append(session)
@@ -200,7 +213,7 @@ _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 def _to_result(returned: CallToolResult) -> ToolResult:
-    """Convert what a tool `returned`, up to `MAX_OUTPUT_BYTES`. The item's `output` describes the images."""
+    """Convert the result of a tool, limited to `MAX_OUTPUT_BYTES`. In the member `output`, images are replaced with notes."""
     parts = [_part(block) for block in returned.content]
     if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
         parts.append(_text(orjson.dumps(returned.structured_content).decode()))

@@ -1,11 +1,11 @@
-"""HTTP for URLs from requests. It connects to public internet addresses only.
+"""An HTTP transport for URLs from requests, which connects only to public internet addresses.
 
-1. The resolved addresses are checked, so it does not matter how the host is written (decimal, octal, hexadecimal, IPv6). Every
-   address of a host must be public.
+1. The resolved addresses are checked, so the notation of the host (decimal, octal, hexadecimal, IPv6) does not matter. All
+   addresses of a host must be public.
 2. The connection is made to a checked address. The name is not resolved again, which prevents DNS rebinding. The Host header,
    SNI and the certificate check still use the name.
-3. All connections are made here, so redirects are checked too. Proxies from the environment are not used, because they would
-   resolve names themselves.
+3. All connections use this transport, so redirects are checked too. Proxies from the environment are ignored, because a proxy
+   would resolve the names itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import orjson
 from ..network import failure_reason, system_tls
 
 HTTP_FAULT = -32050
-"""The code of the JSON-RPC errors that the transport creates. Their `data` is the HTTP status."""
+"""The code of the JSON-RPC errors that are created by the transport. Their `data` is the HTTP status."""
 SESSION_HEADER = "mcp-session-id"
 UNREACHABLE = 502
 
@@ -33,7 +33,7 @@ _KEEPALIVE_EXPIRY = 4.0
 _MAX_ADDRESSES = 8
 _MAX_CONNECTIONS = 100
 
-# Registered as public, but not part of the internet: used inside clouds (Azure) or reserved.
+# Addresses that are registered as public but are not on the internet, because they are used inside clouds (Azure) or reserved.
 _NOT_PUBLIC_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
 _GLOBAL_UNICAST = ip_network("2000::/3")
 # IETF protocol assignments (with Teredo), documentation, 6to4, segment routing.
@@ -42,11 +42,11 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """The URL may lead to an address that is not public. The message contains only the host."""
+    """The URL may lead to an address that is not public. The error's message contains only the host of the URL."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether `address` is public. For an IPv4 address in IPv6 (mapped, NAT64), the IPv4 address decides."""
+    """Return whether `address` is public. If it embeds an IPv4 address (IPv4-mapped or NAT64), check the IPv4 address."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -60,7 +60,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def fault_of(url: str, *, allow_private: bool) -> str | None:
-    """Return what is wrong with a URL before its host is resolved, or None."""
+    """Check `url` without resolving its host. Return a clause that describes the fault, or None if there is none."""
     try:
         parsed = httpx2.URL(url)
         host, port = parsed.host, parsed.port
@@ -80,15 +80,18 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Resolve `host` with the system's resolver. Raises `OSError`, or `UnicodeError` for an invalid name."""
+    """Return the addresses of `host` from the system's resolver.
+
+    Raises `OSError` if the name cannot be resolved, and `UnicodeError` if it is invalid.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return the addresses of `host` that may be connected to.
+    """Return the addresses of `host`, of which all must be public unless `allow_private` is true.
 
-    Raises `AddressRefused` if one is not public, and the errors of `resolve`.
+    Raises `AddressRefused` if an address is not public, and the errors of `resolve`.
     """
     addresses = [ip_address(address) for address in await resolve(host, port)]
     if not addresses:
@@ -102,21 +105,24 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool) -> lis
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """The HTTP transport of one MCP session. It connects to permitted addresses only, and records the outcome of requests.
+    """The HTTP transport of one MCP session, which connects only to permitted addresses and records the status of responses.
 
-    1. A failed HTTP request would end the SDK's session and with it all other calls. So failures become answers: a POST gets a
-       JSON-RPC error, and a body whose connection is lost just ends.
-    2. Answers are limited in size and must be uncompressed: a few compressed bytes can expand to any size.
+    1. A failed HTTP request would end the SDK's session and all its other calls. Failures are therefore converted to responses.
+       A failed POST gets a JSON-RPC error. If the connection is lost, the response body ends early.
+    2. Responses are limited in size and must not be compressed, because a small compressed body can expand to any size.
     3. Cookies are ignored. The SDK follows redirects only within the origin.
     """
 
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
-        """`max_bytes` limits answers other than event streams. `allow_private` permits every address."""
+        """`max_bytes` is the maximum size of a response other than an event stream.
+
+        If `allow_private` is true, connections to private addresses are permitted.
+        """
         self.status: int | None = None
-        """The status of the last answer to a POST; 502 if there was none."""
+        """The status of the response to the last POST, or 502 if it failed. None before the first POST."""
         self.address_refused = False
         self.session_id: str | None = None
-        """The server's id of the session, if it has one."""
+        """The session id that the server assigned, or None if it assigned none."""
         self._allow_private = allow_private
         self._max_bytes = max_bytes
         self._pool = httpcore2.AsyncConnectionPool(
@@ -160,7 +166,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class _GuardedNetwork(httpcore2.AnyIOBackend):
-    """Opens sockets to checked addresses, trying one after another."""
+    """Network backend that tries to connect to each checked address of a host, one after another."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
@@ -186,7 +192,10 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A body that ends early if the connection is lost or the body is too large. The SDK then sees a malformed answer."""
+    """A response body that ends early if the connection is lost or the body is too large.
+
+    The SDK then receives a malformed message.
+    """
 
     def __init__(self, response: httpcore2.Response, max_bytes: int) -> None:
         self._response = response
@@ -207,12 +216,12 @@ class _Body(httpx2.AsyncByteStream):
         await self._response.aclose()
 
 
-_UNREACHED = (httpcore2.ConnectError, OSError, UnicodeError)  # a resolver raises the last two
+_UNREACHED = (httpcore2.ConnectError, OSError, UnicodeError)  # the resolver raises OSError and UnicodeError
 _FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError)
 
 
 def _reason(error: Exception) -> str:
-    """Describe the error without the URL, which may contain credentials."""
+    """Return a clause that describes the error without the URL, which may contain credentials."""
     if isinstance(error, AddressRefused):
         return "its URL does not lead to a public address"
     if isinstance(error, httpcore2.TimeoutException):
@@ -224,7 +233,7 @@ def _reason(error: Exception) -> str:
 
 
 async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
-    """Return an error to pass to the SDK in place of `answer`, or None if the SDK can read `answer`."""
+    """Return an error response to pass to the SDK instead of `answer`, or None if the SDK can process `answer`."""
     status = answer.status_code
     if answer.headers.get("content-encoding", "identity") != "identity":
         return _fault(UNREACHABLE, "it sent a compressed answer, which was not requested")

@@ -1,9 +1,9 @@
-"""The tool kind `mcp`: its checks, and an MCP server in one run with the permissions of its tools.
+"""The tool kind `mcp`: the checks of its parameters, the MCP servers of a run, and the permissions of their tools.
 
-1. A request names a server by `server_url`, or one of the operator's servers by `server_label` or `connector_id`.
-2. The operator's headers and rules apply only to the operator's servers, never to a request's `server_url`, even if it has
-   the same label.
-3. Secrets are never echoed. A chained request must send them again.
+1. A request selects a server by `server_url`, or one of the operator's servers by `server_label` or `connector_id`.
+2. The operator's headers and rules apply only to the operator's servers. They never apply to a `server_url` from a request,
+   even if its label is that of an operator's server.
+3. Secrets are never returned or stored. A request that continues a response must send them again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
-"""The sandbox's label, unless a server is configured under it."""
+"""The label of the sandbox, unless an MCP server with this label is configured."""
 MAX_MCP_TOOLS = 512
-"""Maximum number of tools of an MCP server. The model reads the definitions of all of them in every turn."""
+"""Maximum number of tools of an MCP server. The definitions of all tools are sent to the model in every turn."""
 MAX_OUTPUT_BYTES = 1024 * 1024
-"""Maximum size of a tool's output, and of the definitions of a server's tools."""
+"""Maximum size in bytes of a tool's output, and of the definitions of a server's tools."""
 
 _MAX_LABEL, _MAX_URL, _MAX_TEXT = 64, 2048, 16_384
 _MAX_NAMES = 1000
 _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
-# Headers that the connection, its transport or the protocol sets, and hop-by-hop headers.
+# Headers that are set by the connection, the transport or the protocol, and hop-by-hop headers.
 _RESERVED_HEADERS = PER_REQUEST_HEADERS | {
     CONTAINER_OWNER_HEADER,
     "accept",
@@ -62,7 +62,7 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raise `BadRequest` for the tool at `path` if the package `mcp` is missing."""
+    """Raise `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -112,7 +112,7 @@ def _headers(value: Any, path: str) -> dict[str, str]:
 
 
 def _header_value(value: Any, path: str) -> str:
-    """Check the value of a header. The message does not contain it: it may be a secret."""
+    """Check and return the value of a header. The error's message does not contain the value, because it may be a secret."""
     text = checks.string(value, path, max_length=_MAX_TEXT)
     if not _VISIBLE.fullmatch(text):
         _invalid(path, "it contains characters that are not allowed in a header")
@@ -141,12 +141,13 @@ _CHECKS: dict[str, checks.Check] = {
 class MCPServer(ServerTool):
     """An MCP server in one run.
 
-    It makes every call of the server's tools and checks its permission: the model's calls, calls that the user approved, and
-    web searches.
+    All calls of the server's tools are made and authorized here: calls by the model, calls approved by the user, and web
+    searches.
 
-    Its list of tools decides which are read-only, and so which may be called and which need an approval. Clients can forge
-    `mcp_list_tools` items, and items from the input are stored like any others. So a list is trusted only because of its
-    `signature`, which is valid for one owner and one server (its URL). If there is none, the server is asked for its tools.
+    The server's list of tools says which tools are read-only. Whether a call is allowed, and whether it needs an approval, may
+    depend on that. Clients can send forged `mcp_list_tools` items as input, and these items are stored like other items. A list
+    is therefore trusted only if it has a valid `signature`, which is bound to the owner and to the server's URL. If the history
+    contains no list with a valid signature, the tools are requested from the server.
     """
 
     types = frozenset({"mcp"})
@@ -156,7 +157,7 @@ class MCPServer(ServerTool):
 
         self.label: str = tool["server_label"]
         self.listing: Item | None = None
-        """The server's tools as an `mcp_list_tools` item, if the server was asked and the list is new to the client."""
+        """The `mcp_list_tools` item to add to the output, or None if the history already contains the same list."""
         self._tool = tool
         self._context = context
         self._server = _configured(tool, context.settings)
@@ -181,7 +182,10 @@ class MCPServer(ServerTool):
 
     @staticmethod
     def echo(tool: Tool) -> Tool:
-        """Remove `headers` and `authorization`, and all but the origin of `server_url`: paths may contain keys."""
+        """Return the entry without `headers` and `authorization`.
+
+        Only the origin of `server_url` is kept, because its path and query may contain keys.
+        """
         shown = {name: value for name, value in tool.items() if name not in _SECRET}
         if "server_url" in shown:
             url = httpx.URL(shown["server_url"])
@@ -193,7 +197,10 @@ class MCPServer(ServerTool):
         await self._connection.aclose()
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools that may be called, from a signed list or else from the server. Raises `APIError`."""
+        """Return the tools that may be called, from a signed list in the history if there is one, or else from the server.
+
+        Raises the errors of `MCPConnection.list_tools`.
+        """
         tools = self._signed_tools()
         if tools is None:
             tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
@@ -202,10 +209,10 @@ class MCPServer(ServerTool):
         return list(self._listed.values())
 
     async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
-        """Call a tool. A forbidden call returns a failed result.
+        """Call a tool and return its result. If the call is not permitted, return a failed result without calling the tool.
 
-        `approved`: the user or the operator approved the call. Raises `APIError` if the server has to list its tools first
-        and that fails.
+        `approved` means that the user or the operator has approved the call. If the permission depends on the server's list of
+        tools, the list is requested first. Raises the errors of `list_tools` in this case.
         """
         if self._listed is None and any(limit is not None for limit in self._limits()):
             await self.list_tools()
@@ -216,17 +223,17 @@ class MCPServer(ServerTool):
         return await self._connection.call(name, arguments)
 
     def is_allowed(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether both the request and the operator allow a tool that the server listed."""
+        """Return whether both the request and the operator allow calls of the tool `listed`, an entry of the server's list."""
         return all(limit is None or _matches(limit, listed) for limit in self._limits())
 
     def _limits(self) -> tuple[Any, Any]:
         return self._tool.get("allowed_tools"), _plain(self._server.allowed_tools) if self._server else None
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether a call of a tool that the server listed requires an `mcp_approval_response`.
+        """Return whether a call of the tool `listed`, an entry of the server's list, requires an `mcp_approval_response`.
 
-        The request's rule takes precedence over the operator's. Without a rule, every call requires one. So does a call of a
-        tool that matches both filters.
+        The request's rule takes precedence over the operator's rule. Without a rule, all calls require an approval. If the rule
+        consists of filters, a call requires no approval if the tool matches `never` and does not match `always`.
         """
         rule = self._tool.get("require_approval", _plain(self._server.require_approval) if self._server else None)
         if rule is None or isinstance(rule, str):
@@ -252,9 +259,9 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return the call of an `mcp_approval_request` as a function called `name`, or None if it is not permitted.
+        """Return a function with the name `name` that makes the call in `request`, an `mcp_approval_request` item.
 
-        Call after `open`.
+        Return None if the tool may not be called. Call this method after `open`.
         """
         if self._listed is None or request["name"] not in self._listed:
             return None
@@ -287,8 +294,8 @@ class MCPServer(ServerTool):
     # -- signed lists of tools
 
     def _signed_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools of the last list in the history, or None if it is not validly signed."""
-        if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer ones are never signed
+        """Return the tools of the last list in the history, or None if there is no list or its signature is invalid."""
+        if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer lists are never signed
             return None
         signature, tools = self._last_list.get("signature"), _plain_tools(self._last_list["tools"])
         if not isinstance(signature, str):
@@ -297,7 +304,7 @@ class MCPServer(ServerTool):
         return tools if sealer.is_signed(signature, signed, purpose=_PURPOSE, owner=self._context.owner) else None
 
     def _sign(self, tools: list[dict[str, Any]]) -> Item | None:
-        """Return a signed item for the `tools`, or None if the last list in the history is the same."""
+        """Return a signed `mcp_list_tools` item, or None if the last list in the history contains the same `tools`."""
         signed = self._signed_bytes(tools)
         last = [] if self._last_list is None else self._last_list["tools"]
         if self._last_list is not None and len(last) == len(tools) and self._signed_bytes(last) == signed:
@@ -310,12 +317,12 @@ class MCPServer(ServerTool):
 
 
 def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reduce tools to their signed members. Clients add members, and nulls for missing ones."""
+    """Return `tools` with only the members that are signed. Clients may have added other members and nulls."""
     return [{name: tool[name] for name in _SIGNED_MEMBERS if tool.get(name) is not None} for tool in tools]
 
 
 def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
-    """Return the operator's server that the tool names, if any."""
+    """Return the operator's server that `tool` selects, or None if it has a `server_url` or the server is unknown."""
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
@@ -327,13 +334,16 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
 
 
 def sandbox_server(settings: ToolSettings) -> ToolServer:
-    """Return the sandbox as a server. It must be configured."""
+    """Return the sandbox as an MCP server. The setting `tools.sandbox_url` must be set."""
     assert settings.sandbox_url is not None
     return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
 
 
 def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
-    """Return the URL and headers of a tool's server. `server` is the operator's, if the tool names one."""
+    """Return the URL, the headers and the other parameters for connecting to the server of `tool`.
+
+    `server` is the operator's server that the tool selects, or None if the tool has a `server_url`.
+    """
     from .session import MCPTarget
 
     settings = context.settings
@@ -351,9 +361,9 @@ def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MC
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
-    """Return the headers to send.
+    """Return the headers of the request and of the operator, with names in lower case.
 
-    Of the operator's headers, a request may replace only `authorization`, because the server may trust the others.
+    A request can replace only one of the operator's headers, `authorization`, because the server may trust the other headers.
     """
     headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
     if "authorization" in tool:
@@ -375,7 +385,10 @@ def _plain(rule: Any) -> Any:
 
 
 def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
-    """Return whether a tool is in a list of names (`*` means any), or matches all members of a filter."""
+    """Return whether the tool `listed` matches `rule`, which is a list of names or a filter.
+
+    The name `*` matches every tool. A tool matches a filter if it matches all members of the filter.
+    """
     if isinstance(rule, list):
         return listed["name"] in rule or EVERY_TOOL in rule
     read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))

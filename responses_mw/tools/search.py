@@ -1,4 +1,4 @@
-"""The providers of web search. To add one, write its class and add it to `PROVIDERS`; CONTRIBUTING.md explains how."""
+"""The providers of web search. To add a provider, see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _MEANINGS = {
 
 
 class SearchFailed(Exception):
-    """The search failed. The message is shown to the model and the client, and contains no URL, key or query."""
+    """The search failed. The error's message is sent to the model and the client, so it contains no URL, key or query."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One result. Without a `url`, it is the provider's own text, which cannot be cited."""
+    """One search result. If `url` is empty, `text` is the provider's own text, which cannot be cited."""
 
     title: str
     url: str
@@ -51,9 +51,11 @@ class SearchHit:
 class Query:
     """One search for `text`, which has at most 2,000 characters.
 
-    `count` is the maximum number of results (at most 10), and `characters` the maximum length of each one's text (at most
-    3,000). `allowed` and `blocked` are domains (at most 100 each), including their subdomains. `place` is the
-    `user_location` of the tool, with the country in capitals. A `thorough` search may be slower or more expensive.
+    - `count` is the maximum number of results, at most 10.
+    - `characters` is the maximum length of a result's text, at most 3,000.
+    - `allowed` and `blocked` are domains, at most 100 each. A domain includes its subdomains.
+    - `place` is the `user_location` of the tool, with the country in upper case.
+    - `thorough` requests a search that may be slower or more expensive.
     """
 
     text: str
@@ -80,12 +82,15 @@ class Query:
 
 
 def plain_host(name: str) -> str:
-    """Return a domain in the form used in URLs: ASCII, lower case. Raises `ValueError` for an invalid domain."""
+    """Return the domain `name` as it appears in URLs, in ASCII and lower case. Raises `ValueError` if it is invalid."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
 
 
 class SearchProvider:
-    """A search provider in one run. `url` is the operator's setting, or else the `URL` of the provider."""
+    """Base class of the search providers. An instance is used in one run.
+
+    `url` is the setting `search.url` or, by default, the provider's `URL`.
+    """
 
     URL: ClassVar[str | None] = None
 
@@ -98,21 +103,22 @@ class SearchProvider:
         self._timeout = context.settings.timeout
 
     async def search(self, query: Query) -> list[SearchHit]:
-        """Return the results, best first. Raises `SearchFailed`.
+        """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        `WebSearch` applies the filters and limits of `query` to the results, so a provider may ignore them. It should pass
-        on those that its API has: what it leaves out is fetched in vain.
+        `WebSearch` applies the filters and limits of `query` to the results, so a provider may ignore them. It should use the
+        filters and limits that its API supports, so that no results are fetched only to be discarded.
         """
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """End all searches."""
+        """End all searches and release resources."""
 
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
-        """Send a request and return the JSON object in the answer. Raises `SearchFailed`.
+        """Send a request to the provider and return the JSON object in the response.
 
-        `request` is as for httpx: `params` or `json`. The whole answer must arrive within the timeout, uncompressed, and
-        have at most `MAX_ANSWER_BYTES`.
+        `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. Raises `SearchFailed` if the
+        whole response does not arrive within `tools.timeout`, if its status is not 200, or if its body is compressed, longer
+        than `MAX_ANSWER_BYTES` or not a JSON object.
         """
         url, headers = f"{self.url}{path}", {**headers, "accept-encoding": "identity"}
         sent = self._http.stream(method, url, headers=headers, timeout=self._timeout, **request)
@@ -142,7 +148,10 @@ class SearchProvider:
 
 
 def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
-    """Return the objects of the list at `path`, or none if it is missing. Raises `SearchFailed` if it is not a list."""
+    """Return the objects in the list at `path`, or no objects if `path` is missing.
+
+    Raises `SearchFailed` if there is another value at `path`.
+    """
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else answer
         if answer is None:
@@ -153,7 +162,7 @@ def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
 
 
 def _text(row: dict[str, Any], *names: str) -> str:
-    """Return the first non-blank string among these members."""
+    """Return the first of the members `names` that is a non-blank string, or "" if there is none."""
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
 
 
@@ -161,9 +170,9 @@ def _text(row: dict[str, Any], *names: str) -> str:
 
 
 class SearXNG(SearchProvider):
-    """A SearXNG instance, whose `search.formats` must include `json`.
+    """SearXNG. The instance's `search.formats` must include `json`.
 
-    The key, if set, is sent as a bearer token, for a proxy in front of the instance.
+    If `search.api_key` is set, it is sent as a bearer token for a proxy in front of the instance.
     """
 
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
@@ -180,7 +189,10 @@ class SearXNG(SearchProvider):
         return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in results]
 
     def _with_sites(self, query: Query) -> str:
-        """Add the domains to the query as operators. Results of engines that ignore them are filtered afterwards."""
+        """Return the text of the query with the domains as `site:` operators.
+
+        Some search engines ignore the operators. `WebSearch` filters their results.
+        """
         if len(query.allowed) + len(query.blocked) > self._MAX_SITES:
             return query.text
         allowed = " OR ".join(f"site:{domain}" for domain in query.allowed)
@@ -193,7 +205,7 @@ class SearXNG(SearchProvider):
 
 
 class Tavily(SearchProvider):
-    """Tavily. A `thorough` query is an advanced search, which costs two credits instead of one."""
+    """Tavily. For a `thorough` query, the search depth is `advanced`, which costs two credits instead of one."""
 
     URL = "https://api.tavily.com"
 
@@ -214,7 +226,7 @@ class Tavily(SearchProvider):
 
 
 class Brave(SearchProvider):
-    """Brave Search. A `thorough` query also asks for extra snippets."""
+    """Brave Search. For a `thorough` query, extra snippets are requested."""
 
     URL = "https://api.search.brave.com"
     _PLACES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
@@ -230,7 +242,7 @@ class Brave(SearchProvider):
         if query.allowed or query.blocked:
             params["goggles"] = _goggles(query)
         country = query.place.get("country")
-        if country and country in self._PLACES:  # Brave rejects any other
+        if country and country in self._PLACES:  # Brave rejects other countries
             params["country"] = country
         if query.thorough:
             params["extra_snippets"] = "true"
@@ -240,7 +252,7 @@ class Brave(SearchProvider):
 
 
 def _goggles(query: Query) -> str:
-    """Return the domain filters as a goggle (Brave's rules for reranking)."""
+    """Return the domain filters as a Goggle, which is Brave's format for reranking rules."""
     allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
     return "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
 
@@ -252,13 +264,13 @@ def _place_headers(place: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unaccented(name: str) -> str:
-    """Return a name in ASCII, for a header: `Zürich` becomes `Zurich`. Names in other scripts become empty."""
+    """Return `name` in ASCII for a header. For example, `Zürich` becomes `Zurich`. Names in other scripts become empty."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
     return plain if any(character.isalnum() for character in plain) else ""
 
 
 def _brave_hit(row: dict[str, Any]) -> SearchHit:
-    """Convert a result. Titles and texts contain HTML entities even without decorations."""
+    """Convert a result of Brave. Titles and texts contain HTML entities even if `text_decorations` is false."""
     extra = row.get("extra_snippets")
     pieces = [_text(row, "description"), *(extra if isinstance(extra, list) else ())]
     text = "\n".join(piece for piece in pieces if piece and isinstance(piece, str))
@@ -274,13 +286,14 @@ _LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
 
 
 class MCPSearch(SearchProvider):
-    """A tool of one of the operator's servers, named `label/tool` in the settings and called with `{"query": ...}`.
+    """A search tool of one of the operator's MCP servers.
 
-    Its answer may have any of these forms:
+    The setting `search.provider` is `label/tool`. The tool is called with `{"query": ...}`. Its result may have these forms:
 
-    1. JSON: a list of objects, or an object with such a list as `results`, `web.results`, `organic` or `data`.
-    2. Text: paragraphs that each contain the URL of a result (`Title: ...`, `URL: ...`, Markdown, or anything else).
-    3. Text without a URL: one result, which cannot be cited.
+    1. JSON: a list of objects, or an object that contains such a list as `results`, `web.results`, `organic` or `data`.
+    2. Text with URLs: each paragraph that contains a URL is one result. A title is recognized as `Title: ...` or in a Markdown
+       link.
+    3. Text without URLs: the whole text is one result, which cannot be cited.
     """
 
     def __init__(self, context: ToolContext) -> None:
@@ -293,7 +306,7 @@ class MCPSearch(SearchProvider):
 
     async def search(self, query: Query) -> list[SearchHit]:
         try:
-            result = await self.server.call(self._tool, {"query": query.text}, approved=True)  # by the setting
+            result = await self.server.call(self._tool, {"query": query.text}, approved=True)  # by the operator
         except APIError as error:
             raise SearchFailed(error.message) from None
         answer = _as_text(result)
@@ -309,7 +322,7 @@ def _as_text(result: ToolResult) -> str:
 
 
 def _read(answer: str) -> Iterator[SearchHit]:
-    """Yield the results in a search tool's answer."""
+    """Yield the results in the text that a search tool returned."""
     try:
         document = orjson.loads(answer)
     except orjson.JSONDecodeError:
@@ -332,11 +345,11 @@ def _read_text(answer: str) -> Iterator[SearchHit]:
 
 
 PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}
-"""The providers by their names in the settings."""
+"""The classes of the providers, by their names in `search.provider`."""
 
 
 def open_provider(context: ToolContext) -> SearchProvider | None:
-    """Return the provider that the settings name, or None if they name none."""
+    """Return the configured provider, or None if `search.provider` is `none`."""
     name = context.search.provider
     if name == "none":
         return None

@@ -1,9 +1,10 @@
 """A session with an MCP server, based on the MCP SDK.
 
 1. The SDK's client uses cancel scopes, which must be exited in order by the task that entered them. A run may be read by any
-   task, so each session has its own task, which opens the client, waits, and closes it. Calls may come from any task.
-2. Cancelling that task ends all requests at once. Then the session is deleted on the server.
-3. The SDK logs URLs, messages and answers. Its logging is suppressed only for these sessions, not for the host application.
+   task, so each session has its own task, which opens and closes the client. Calls may come from any task.
+2. When the session's task is cancelled, all requests end immediately, and the session is deleted on the server.
+3. The SDK logs URLs and messages. Its logging is suppressed for these sessions only, not for other sessions of the host
+   application.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from .mcp import MAX_OUTPUT_BYTES
 
 T = TypeVar("T")
 
-_CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts a connection at once, however long its tools take
+_CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts connections immediately, even if its tools are slow
 _DELETE_TIMEOUT = 1.0  # seconds
-_MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES + 64 * 1024  # an answer may contain a result twice, and with escapes
+_MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES + 64 * 1024  # a response may contain a result twice, with escaped characters
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
-"""Statuses of a POST for which the older transport is tried (MCP specification, "Backwards compatibility")."""
+"""The HTTP statuses after which the older transport is tried (MCP specification, "Backwards compatibility")."""
 
 
 @dataclass(eq=False)
 class MCPFailure(Exception):
     """A session could not be opened, or a request failed.
 
-    `code` and `kind` are those of `mcp_call.error`: an HTTP status of `http_error`, or a JSON-RPC code.
+    `code` and `kind` are `code` and `type` in the `error` of an `mcp_call` item. The code of an `http_error` is an HTTP status.
+    Other codes are JSON-RPC codes. `address_refused` means that the server's address is not public.
     """
 
     message: str
@@ -54,24 +56,25 @@ class MCPFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MCPTarget:
-    """An MCP server, and the headers sent to it."""
+    """The parameters for connecting to an MCP server. `headers` are sent with every request."""
 
     label: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     allow_private: bool = False
     credentials_of_caller: bool = True
-    """Whether the caller, not the operator, is responsible for refused credentials."""
+    """Whether the credentials come from the caller, so that a refusal is the caller's error and not the operator's."""
     timeout: float = 60.0
     """Timeout of a request in seconds."""
 
     def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error") -> MCPFailure:
+        """Return the failure whose message consists of the server's label and `reason`, a clause."""
         return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of `error` without the URL and the headers that we sent.
+        """Return the message of `error` without our URL and the values of our headers.
 
-        A server may repeat them in its message, and errors are stored and shown.
+        A server may repeat these secrets in its message, and errors are stored and returned to clients.
         """
         if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
@@ -84,12 +87,12 @@ class MCPTarget:
 
 
 class MCPSession:
-    """A session that runs in a task of its own. `client` is set once it is open."""
+    """A session that runs in its own task. `client` is set by `open`."""
 
     client: ClientSession
 
     def __init__(self, target: MCPTarget, *, legacy: bool) -> None:
-        """`legacy`: use the older SSE transport, not streamable HTTP."""
+        """Start the task. If `legacy` is true, the older SSE transport is used instead of streamable HTTP."""
         self._target = target
         self._legacy = legacy
         self._transport = GuardedTransport(_MAX_ANSWER_BYTES, allow_private=target.allow_private)
@@ -104,11 +107,11 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server no longer knows the session."""
+        """Whether the server has answered with 404, because it no longer knows the session."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
-        """Wait until the session can be used. Raises `MCPFailure`."""
+        """Wait until the session can be used. Raises `MCPFailure` if it cannot be opened."""
         awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +123,10 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, a call of the client. When cancelled, return at once, while the SDK still notifies the server."""
+        """Run `work`, a call of the client, in a task, and return its result.
+
+        If this method is cancelled, it returns immediately, while the SDK notifies the server of the cancellation.
+        """
         task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -133,7 +139,7 @@ class MCPSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """End the session. Pending requests fail."""
+        """End the session. Pending requests fail. Wait at most two seconds for the session's tasks."""
         self._task.cancel()
         await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 
@@ -162,13 +168,16 @@ class MCPSession:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception, so that asyncio does not log it as never retrieved."""
+    """Retrieve the exception of `task`, so that asyncio does not log that it was never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 async def open_session(target: MCPTarget) -> MCPSession:
-    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises `MCPFailure`."""
+    """Open a session over streamable HTTP, or over legacy SSE if the server does not support streamable HTTP.
+
+    Raises `MCPFailure` if neither transport succeeds.
+    """
     session = MCPSession(target, legacy=False)
     try:
         await session.open()
@@ -187,7 +196,10 @@ async def open_session(target: MCPTarget) -> MCPSession:
 
 
 def _http(target: MCPTarget, transport: GuardedTransport) -> httpx2.AsyncClient:
-    """Create a client. It has no read timeout: calls have their own, and an event stream may be silent for a long time."""
+    """Create an HTTP client.
+
+    The client has no read timeout, because calls have their own timeout, and an event stream may be idle for a long time.
+    """
     return httpx2.AsyncClient(
         transport=transport,
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
@@ -232,7 +244,7 @@ _LOGGERS = (
 
 
 async def _quietly(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` without the SDK's logs. To be run as a task, whose context is its own."""
+    """Run `work` with the SDK's logging suppressed. Call this in a new task, because it changes the task's context."""
     _quiet.set(True)
     return await work
 

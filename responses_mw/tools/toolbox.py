@@ -1,4 +1,7 @@
-"""The server-side tools of one run. To add a kind of tool, write its class and add it to `KINDS`."""
+"""Server-side tools: their checks, and the toolbox of a run.
+
+To add a kind of tool, write a subclass of `ServerTool` and add it to `KINDS`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MAX_SERVERS = 64
 
 
 class Tools:
-    """The server-side tools of all runs. `http` is the client for the operator's own services."""
+    """The server-side tools that are available to all runs. `http` is the client for services of the operator."""
 
     def __init__(self, settings: ToolSettings, search: SearchSettings, http: httpx.AsyncClient, sealer: Sealer) -> None:
         self._settings = settings
@@ -41,13 +44,16 @@ class Tools:
         self._has_logged_search = False
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check the entries of `tools` that the server executes, and the request's `tool_choice`. Raises `BadRequest`."""
+        """Check the entries of `tools` that the server executes, and `choice`, the request's `tool_choice`.
+
+        Return `tools` with the checked entries. Raises `BadRequest` if an entry or the choice is invalid or not supported.
+        """
         checked = [
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
-        if len(labels) > _MAX_SERVERS:  # all of them are asked for their tools
+        if len(labels) > _MAX_SERVERS:  # every server is asked for its tools
             message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
             raise BadRequest(message, param="tools", code="array_above_max_length")
         if len(set(labels)) < len(labels):
@@ -60,12 +66,12 @@ class Tools:
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of the `tools` that the model is not offered because the server has no configuration for them."""
+        """Return the types of those `tools` that are not offered to the model because no search provider is configured."""
         is_missing = self._search.provider == "none"
         return [tool["type"] for tool in tools if is_missing and tool["type"] in WebSearch.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Return the entries without secrets, as they are shown and stored."""
+        """Return `tools` without secrets, so that they can be returned to clients and stored."""
         return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
 
     def toolbox(
@@ -77,10 +83,11 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox of a run of `owner`, or None if the server executes none of its checked `tools`.
+        """Return the toolbox of a run of `owner`, or None if the server executes none of the `tools`.
 
-        `items` are all items that the model will see; `own` are those among them that come from the request. The trace
-        headers among `headers` are sent to tool servers. Raises `BadRequest` for an approval without an approval request.
+        `tools` must have been returned by `check`. `items` are all items of the model's input, and `own` is the part of `items`
+        that comes from the request. Trace headers in `headers` are sent to tool servers. Raises `BadRequest` if an approval has
+        no approval request, or if there are too many approvals.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         context = ToolContext(self._settings, self._search, self._http, self._sealer, owner, items, trace)
@@ -89,7 +96,7 @@ class Tools:
 
 
 class ForwardedTools(Tools):
-    """The tools of an upstream that checks and runs them itself."""
+    """Replacement of `Tools` for an upstream with a Responses API, which checks and runs tools itself."""
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         return list(tools)
@@ -102,12 +109,12 @@ class ForwardedTools(Tools):
 
 
 class Toolbox:
-    """The tools of one run. It is opened once, before the first turn, and always closed."""
+    """The server-side tools of one run. The caller opens it once, before the first turn, and always closes it."""
 
     def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
-        """`approved` maps the path of each approval to its approval request. The approved calls run first.
+        """`approved` maps the path of each approval in the request to its approval request.
 
-        The `gate` is awaited before anything is sent to a tool.
+        `gate` is awaited before anything is sent to a tool server.
         """
         self._entries = entries
         self._requests = approved
@@ -116,17 +123,23 @@ class Toolbox:
         self.offered: list[OfferedFunction] = []
         """The functions to offer to the model, under their original names."""
         self.approved: Chunk | None = None
-        """The approved calls as a chunk, as if the model had made them."""
+        """The approved calls, in the form of a chunk from the model. None if there are none."""
         self.approved_functions: list[OfferedFunction] = []
-        """Their functions, which are never offered to the model: an approval is for one call with the arguments shown."""
+        """The functions of the approved calls.
+
+        They are never offered to the model, because an approval is valid for only one call with the given arguments.
+        """
 
     async def open(self) -> None:
-        """Open all entries concurrently. Raises `APIError` if one cannot be used or the gate refuses the caller."""
+        """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.
+
+        Raises `APIError` if an entry cannot be used or an approved call is not permitted, and the errors of the gate.
+        """
         await self._gate()
         try:
             async with asyncio.TaskGroup() as group:
                 opening = [group.create_task(entry.open()) for entry in self._entries]
-        except ExceptionGroup as faults:  # raise one of them, preferably one that the client caused
+        except ExceptionGroup as faults:  # raise only one error, preferably one that the client caused
             raise min(faults.exceptions, key=lambda fault: fault.status if isinstance(fault, APIError) else 600) from None
         served = [function for task in opening for function in task.result()]
         approved = self._approve()
@@ -135,7 +148,7 @@ class Toolbox:
 
     @property
     def listings(self) -> list[Item]:
-        """The new `mcp_list_tools` items."""
+        """The `mcp_list_tools` items to add to the output."""
         return [entry.listing for entry in self._entries if isinstance(entry, MCPServer) and entry.listing is not None]
 
     @property
@@ -143,7 +156,11 @@ class Toolbox:
         return [source for entry in self._entries for source in entry.sources]
 
     async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
-        """Call the function that was offered with this `form`. `call_id` is the model's id of the call, for its span."""
+        """Call the function whose `form` is this object, and return its result.
+
+        `form` must belong to a function in `offered` or `approved_functions`. `arguments` and `call_id` come from the model's
+        call. The id is recorded in the span. Raises the errors of the gate.
+        """
         await self._gate()
         served = self._serving[id(form)]
         name = form.members.get("name", served.name)
@@ -159,7 +176,7 @@ class Toolbox:
     def _approve(self) -> list[ServedFunction]:
         """Return the functions of the approved calls, and set `approved`.
 
-        Raises `BadRequest` for a call that is not permitted even with an approval.
+        Raises `BadRequest` if the server of a call is not in `tools`, or if the tool may not be called.
         """
         calls: list[dict[str, Any]] = []
         approved: list[ServedFunction] = []
@@ -184,9 +201,10 @@ class Toolbox:
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
-    """Map the path of each approval in the request's `own` input to its approval request. Omit calls already made.
+    """Map the path of each approval in `own`, the request's input, to its approval request in `items`.
 
-    The client may have forged the approval request. That grants nothing: the call's permission is still checked.
+    Calls that have already been made are omitted. A forged approval request is harmless, because `Toolbox.open` checks whether
+    the call is permitted. Raises `BadRequest` if an approval request is missing, or if there are too many approvals.
     """
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
     called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}

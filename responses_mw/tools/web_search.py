@@ -1,4 +1,4 @@
-"""The tool kind `web_search`, with `web_search_preview` and the dated names of both."""
+"""The tool kind `web_search`, including `web_search_preview` and the dated names of both types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .search import Query, SearchFailed, SearchHit, open_provider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
-"""Number of results and their maximum length in characters, by `search_context_size`."""
+"""Maximum number of results, and maximum number of characters per result, by `search_context_size`."""
 _MAX_QUERY = 2_000
 _MAX_TITLE = 300
 _MAX_URL = 2_048
@@ -31,9 +31,9 @@ _FUNCTION = as_function(
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Refuse a `tool_choice` that forces a search, if this server has no provider. Raises `BadRequest`.
+    """Raise `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
 
-    A request that merely offers the tool is accepted, because some clients (Codex) always offer it.
+    A request that only offers the tool is accepted, because some clients, such as Codex, always offer it.
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
@@ -44,7 +44,7 @@ def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -
 
 
 def _content_types(value: Any, path: str) -> list[Any]:
-    """Accept images only in addition to text: none are returned, so there must be something else to return."""
+    """Check the content types. Raises `BadRequest` if there are types but no `text`, because images are never returned."""
     kinds = checks.each(checks.among("text", "image"))(value, path)
     if kinds and "text" not in kinds:
         checks.unsupported(path, "only text can be searched.")
@@ -64,7 +64,7 @@ def _domains(value: Any, path: str) -> list[Any]:
 _name = partial(checks.string, max_length=256, pattern=r"[^\x00-\x1f\x7f]*")
 _definition = checks.closed_object(
     type=checks.among(*_TYPES),
-    external_web_access=checks.boolean,  # false: the tool is not offered
+    external_web_access=checks.boolean,  # if false, the tool is not offered to the model
     search_content_types=_content_types,
     image_settings=checks.mapping,  # no images are returned
     search_context_size=checks.among(*_SIZES),
@@ -80,10 +80,10 @@ _definition = checks.closed_object(
 
 
 class WebSearch(ServerTool):
-    """The web search of one run. Without a provider, or without access to the live web, it offers no function.
+    """The web search of one run. No function is offered if no provider is configured or `external_web_access` is false.
 
-    `sources` are all that the answer may cite, including the sources in `earlier` items. Searches may run concurrently.
-    Results are numbered throughout the history; a URL keeps its number.
+    `sources` are all sources that the model's answer may cite, including those in the history. Results are numbered across the
+    whole history, and a URL keeps its number. Searches may run concurrently.
     """
 
     types = _TYPES
@@ -117,7 +117,10 @@ class WebSearch(ServerTool):
             await self.provider.aclose()
 
     async def call(self, arguments: str) -> ToolResult:
-        """Search. The result has the members `action` and `results`, and `error` if the search failed."""
+        """Search for the `query` in `arguments`.
+
+        The result has the members `action` and `results`. If the search failed, the result also has the member `error`.
+        """
         assert self.provider is not None
         action, text = _action(arguments), _query(arguments)
         if text is None:
@@ -132,7 +135,7 @@ class WebSearch(ServerTool):
         return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
 
     def _numbered(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
-        """Return the results with their numbers. Texts are cut to `maximum` characters."""
+        """Return the results with their numbers. Texts are truncated to `maximum` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
             number = self._number(hit)
@@ -152,7 +155,7 @@ class WebSearch(ServerTool):
 
 
 def _options(tool: Tool) -> dict[str, Any]:
-    """Return the members that all queries of a run share."""
+    """Return the arguments of `Query` that are the same for all searches of a run."""
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
     count, characters = _SIZES[size]
@@ -177,7 +180,10 @@ def _query(arguments: str) -> str | None:
 
 
 def _is_usable(hit: SearchHit, query: Query) -> bool:
-    """Return whether a result has a text or a URL and passes the filters."""
+    """Return whether a result has a valid URL that passes the filters.
+
+    A result without a URL is usable if it has a text and the query has no filters.
+    """
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
     return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)
