@@ -1,4 +1,4 @@
-"""`responses-mw sandbox`: a service that runs Python code in containers, for the code interpreter tool."""
+"""The sandbox service (`responses-mw sandbox`), which runs Python code in containers for the code interpreter tool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_MEMORY = 64 * MIB
 
 
 class SandboxSettings(BaseSettings):
-    """Settings of `responses-mw sandbox`: environment variables that begin with `RESPONSES_MW_SANDBOX_`."""
+    """Settings of `responses-mw sandbox`, read from environment variables that begin with `RESPONSES_MW_SANDBOX_`."""
 
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_SANDBOX_", extra="forbid", frozen=True, validate_default=True)
 

@@ -1,4 +1,4 @@
-"""The sandbox as an MCP server: one tool, `python`, at `/mcp`."""
+"""The sandbox as an MCP server at `/mcp` with one tool, `python`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _INSTRUCTIONS = (
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
-    """Create the ASGI application. Its lifespan opens the containers, or raises `SandboxError`."""
+    """Create the ASGI application.
+
+    Its lifespan selects the isolation, and ends all containers at shutdown. Startup raises `SandboxError` if the available
+    isolation is too weak.
+    """
     containers = Containers(settings)
 
     @asynccontextmanager
@@ -54,7 +58,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         ] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         named = None if container_id == "auto" else container_id
-        owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model writes the arguments
+        owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model chooses the arguments
         try:
             outcome = await containers.run(code, named, memory_bytes, owner)
         except SandboxError as error:
@@ -74,14 +78,14 @@ async def _health(_: Request) -> Response:
 
 
 def serve(settings: SandboxSettings) -> None:
-    """Run the sandbox until a signal stops it. Exits with a message if isolation is insufficient."""
+    """Run the sandbox until a signal stops it. If the available isolation is too weak, exit with an error message."""
     import uvicorn
 
     try:
         isolation = asyncio.run(_isolation(settings))
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
-    hide()  # containers may run as our user, and must not inspect this process
+    hide()  # containers may run as the same user and must not inspect this process
     print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
@@ -92,7 +96,7 @@ async def _isolation(settings: SandboxSettings) -> str:
 
 
 def _text(outcome: PythonResult) -> str:
-    """Format an outcome for the model."""
+    """Return the outcome of a call as text for the model."""
     parts = [part.rstrip("\n") for part in (outcome.stdout, outcome.stderr, outcome.result, outcome.error) if part]
     if outcome.files:
         parts.append("Files: " + ", ".join(f"{file.name} ({file.size} bytes)" for file in outcome.files))
@@ -102,7 +106,7 @@ def _text(outcome: PythonResult) -> str:
 
 
 class _BearerToken:
-    """Requires the token for every request except the health check."""
+    """ASGI middleware that refuses requests without the bearer token, except for the health check."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -1,7 +1,8 @@
-"""The containers of a sandbox, each an untrusted process.
+"""The containers of the sandbox, which run untrusted code in processes of their own.
 
-The output of a container goes to files in memory, and only a bounded part is read, so it can neither block the service nor
-exhaust its memory. Its replies are frames of bounded length that must match the request; anything else ends the container.
+The output of a container is written to files in memory, of which the service reads only a limited part. A container can
+therefore neither block the service nor exhaust its memory. The replies of a container are frames of limited length with the
+nonce of the request. An invalid reply ends the container.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _BOOT = (
 )
 _LENGTH = 4
 _MAX_ESCAPE = 12  # maximum length of one character in JSON: two escaped surrogates
-_FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and everything else
+_FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and the other members
 _END_TIMEOUT = 5.0
-_INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; the code does not see it
+_INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; removed before the code runs
 
 
 class SandboxError(Exception):
-    """An error whose message is shown to the caller."""
+    """An error of the sandbox. Its message is sent to the caller or, at startup, printed."""
 
 
 class _Reply(BaseModel):
-    """The reply to a cell, as `jail.launch` writes it."""
+    """The reply of `jail.launch` to a cell."""
 
     model_config = ConfigDict(strict=True)
 
@@ -58,7 +59,7 @@ class WrittenFile(BaseModel):
 
 
 class PythonResult(BaseModel):
-    """The outcome of a cell, and the structured content of the tool's result."""
+    """The outcome of a cell. It is the structured content of the tool's result."""
 
     container_id: str = Field(description="pass it to the next call to continue in the same container")
     stdout: str
@@ -70,14 +71,15 @@ class PythonResult(BaseModel):
 
 
 class Containers:
-    """All containers, as an async context manager: found by id, limited in number, kept for some time after their last use.
+    """The containers by id. Their number is limited, and a container is ended `keep` seconds after its last call.
 
-    Entering it selects the strongest isolation available. Without namespaces, it raises `SandboxError` unless
-    `allow_weak_isolation` is set. Exiting it ends every container.
+    This is an async context manager. On entry, it selects the strongest isolation available. It raises `SandboxError` if
+    namespaces are not available and `allow_weak_isolation` is not set, or if no container can be started. On exit, it ends all
+    containers.
     """
 
     isolation: Isolation
-    """The isolation of each container. Available once entered."""
+    """The isolation of each container. It is set on entry."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -97,10 +99,10 @@ class Containers:
         await asyncio.gather(*self._ending)
 
     async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
-        """Run `code` in the `owner`'s container, or in a new one (None).
+        """Run `code` in a container of `owner`, or in a new container if `container_id` is None.
 
-        The memory of a new container is limited to `memory_bytes` or the setting, whichever is lower. Raises
-        `SandboxError`, also for another owner's container.
+        The memory of a new container is limited to `memory_bytes` or to the setting, whichever is lower. Raises `SandboxError`
+        if `owner` has no container with this id, or if no new container can be started.
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
@@ -134,7 +136,10 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot. If there is none, end the container idle for longest. Raises `SandboxError`."""
+        """Return a free slot. If there is none, end the container that has been idle for longest and wait for its slot.
+
+        Raises `SandboxError` if all containers are in use.
+        """
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:
                 self._discard(min(idle, key=lambda container: container.last_used))
@@ -144,7 +149,7 @@ class Containers:
         return self._slots.pop()
 
     def _discard(self, container: Container) -> None:
-        """End a container in the background. Its slot and user become free once its last process has ended."""
+        """End a container in the background. Its slot and its user can be used again when its last process has ended."""
         if self._live.pop(container.id, None) is None:
             return
         container.cut()
@@ -187,7 +192,7 @@ class Containers:
 
 
 class Container:
-    """A container. Call `start` first, and always call `end`, even if it has ended already."""
+    """A container. Call `start` before `run`. Always call `end`, even if the container has already ended."""
 
     def __init__(self, container_id: str, slot: int, settings: SandboxSettings, isolation: Isolation, owner: str) -> None:
         self.id = container_id
@@ -206,7 +211,10 @@ class Container:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Start the processes and run `first_cell`. Raises `SandboxError` with the last line of its errors."""
+        """Start the processes of the container and run `first_cell`.
+
+        Raises `SandboxError` if a process cannot be started or the cell fails. The message is the last line of the errors.
+        """
         try:
             await self._launch()
             first = await self.run(first_cell)
@@ -233,7 +241,7 @@ class Container:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._orders, self._reports = self._process.stdin, self._process.stdout  # of the init
+        self._orders, self._reports = self._process.stdin, self._process.stdout  # the input and the output of the init process
 
     def _plan(self, channel: int) -> Plan:
         settings, isolation = self._settings, self._isolation
@@ -257,7 +265,7 @@ class Container:
         }
 
     async def run(self, code: str) -> PythonResult:
-        """Run a cell after those already waiting. Cancellation ends the container."""
+        """Run a cell and return its outcome. Concurrent calls are processed in order. Cancellation ends the container."""
         async with self._lock:
             if self.ended:
                 return self._outcome("", "", None, "it ended in an earlier call")
@@ -300,14 +308,17 @@ class Container:
         return reply
 
     async def _sweep(self) -> None:
-        """Make the init end the processes that the cell left behind."""
+        """Make the init process end the processes that the cell left behind.
+
+        Raises `EOFError` if the init process cannot do so or has ended.
+        """
         self._orders.write(b".")
         self._last_line = await self._reports.readline()
         if self._last_line != b"swept\n":
             raise EOFError
 
     async def _cause(self) -> str:
-        """Return why the container ended, as reported by its init."""
+        """Return the reason why the container ended, as reported by its init process."""
         try:
             async with asyncio.timeout(_END_TIMEOUT):
                 self._last_line += await self._reports.read()
@@ -327,7 +338,7 @@ class Container:
         )
 
     def cut(self) -> None:
-        """End the container without waiting for it: the init ends all processes when its input closes."""
+        """End the container without waiting for its processes. The init process ends them when its input is closed."""
         self.ended = True
         if self._writer is not None:
             self._writer.transport.abort()
@@ -351,7 +362,7 @@ class Container:
 
 
 def _output_file() -> int:
-    """Create a file in memory. Every write appends, even after the file has been truncated."""
+    """Create a file in memory and return its descriptor. All writes append, even after the file has been truncated."""
     output = os.memfd_create("output")
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     return output
@@ -364,7 +375,7 @@ def _printed(output: int, max_bytes: int) -> str:
 
 
 def _explained(report: list[str], settings: SandboxSettings) -> str:
-    """Explain the last line of the init to the caller."""
+    """Return a clause that explains `report`, the words of the init process's last line."""
     match report:
         case ["exit", status]:
             return f"its process ended with exit status {status}"

@@ -1,7 +1,7 @@
 """The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
-Every function raises `OSError` if the kernel refuses. Only the process file system is skipped silently: outer containers
-often forbid mounting it.
+All functions raise `OSError` if the kernel refuses an operation. There is one exception: if the process file system cannot be
+mounted, as in many outer containers, the container has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Isolation(NamedTuple):
-    """A level of isolation. Strong levels use namespaces."""
+    """A level of isolation. Levels without namespaces are weak."""
 
     name: str
     namespaces: bool = False
@@ -36,11 +36,11 @@ LEVELS = (
     Isolation("weak: one user per container", own_user=True),
     Isolation("weak: all containers share this process's user and files"),
 )
-"""From the strongest to the weakest. The first that the kernel grants is used."""
+"""The levels from the strongest to the weakest. The first level that the kernel permits is used."""
 
 
 class ResourceLimits(TypedDict):
-    """The limits of a container. Sizes are in bytes."""
+    """The resource limits of a container. Sizes are in bytes."""
 
     cpu_seconds: int
     memory_bytes: int
@@ -52,7 +52,7 @@ class ResourceLimits(TypedDict):
 
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
-_INIT_PROCESSES = 2  # our own, which count too if the container shares our user
+_INIT_PROCESSES = 2  # our own processes, which count if the container runs as our user
 _INSIDE = 1000  # our user in a user namespace; the kernel treats 0 differently
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
@@ -64,7 +64,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# The machine's files that a container sees, read-only, besides the packages: libraries, programs, the interpreter.
+# The machine's files that a container can read, in addition to the packages: libraries, programs and the interpreter.
 VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", sys.base_prefix)
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -77,7 +77,10 @@ def checked(result: int) -> None:
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """Make the next child the first process of a new process namespace, inside a user namespace if `as_user`."""
+    """Create a process namespace, whose first process is the next child of this process.
+
+    If `as_user` is true, also enter a new user namespace, for which root privileges are not needed.
+    """
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return
@@ -89,14 +92,14 @@ def enter_process_namespace(*, as_user: bool) -> None:
 
 
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
-    """Replace the machine's files, network and host name with the container's own.
+    """Enter new namespaces for files, network and host name, and replace the root directory.
 
-    The new root is a file system in memory of at most `disk_bytes`. Its working and temporary directories belong to `uid`
-    (None: the current user); everything else is read-only.
+    The new root is a file system in memory of at most `disk_bytes`. Its working and temporary directories belong to `uid`, or
+    to the current user if `uid` is None. All other directories are read-only. `packages` are directories that become readable.
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    root = "/mnt"  # any directory: only this process sees what is mounted on it
+    root = "/mnt"  # any existing directory: only this process sees what is mounted on it
     options = f"size={disk_bytes},nr_inodes={_MAX_INODES},mode=755"
     _mount("container", root, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for path in (WORKING_DIRECTORY, "/tmp", "/dev/shm"):  # noqa: S108 (the container has its own)
@@ -123,7 +126,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def _show(path: str, root: str, flags: int) -> None:
-    """Make the machine's `path` visible, read-only, at the same place below `root`."""
+    """Mount the machine's `path` read-only at the same path below `root`. Do nothing if the machine does not have it."""
     source, target = Path(path), Path(root + path)
     if target.exists() or not source.exists():  # a prefix below /usr exists already
         return
@@ -141,14 +144,15 @@ def _show(path: str, root: str, flags: int) -> None:
 
 
 def hide() -> None:
-    """Prevent other processes of the same user from inspecting this one."""
+    """Prevent other processes of the same user from inspecting this process."""
     checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
-    """Set the limits of each process.
+    """Set the resource limits of this process and its children.
 
-    `own_count`: the kernel counts this container's processes separately. `own_user`: the container has its own user.
+    `own_count` is true if the kernel counts the processes of this container separately. Only then is their number limited.
+    `own_user` is true if the container has its own user.
     """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
@@ -167,12 +171,15 @@ def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Become `uid` (None: stay the current user), permanently and without capabilities."""
+    """Permanently drop all capabilities and set `no_new_privs`. Change to the user `uid`, unless `uid` is None.
+
+    Also set the umask to 077, and call `hide`.
+    """
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):
         if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
-            break  # there are no more, or we may not drop any
+            break  # there are no more capabilities, or this process may not drop any
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -197,9 +204,13 @@ _RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 def restrict_files(directory: str, packages: list[str]) -> None:
     """Permanently restrict file access with Landlock.
 
-    Only `directory` can be written. It, the `packages`, and the system's libraries and programs can be read. As a second
-    line of defence behind the system call filter, this also forbids TCP from ABI version 4 on, and signals and abstract sockets
-    to the outside from version 6 on. Needs `no_new_privs`. Raises `OSError` without Landlock.
+    Only files in `directory` can be written. Files in `directory`, in `packages`, and in the system's directories of libraries
+    and programs can be read. Some devices, such as `/dev/null`, remain available.
+
+    In addition to the system call filter, Landlock also forbids TCP (ABI version 4 or later) and signals and abstract sockets
+    to processes outside the container (ABI version 6 or later).
+
+    `no_new_privs` must be set. Raises `OSError` if Landlock is not available.
     """
     version = landlock_version()
     every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1
@@ -229,7 +240,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH)
     except FileNotFoundError:
-        return  # not every machine has all of these paths
+        return  # some machines do not have all paths
     if not os.path.isdir(path):  # noqa: PTH112
         rights &= _RIGHTS_OF_FILES
     _called(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)

@@ -1,13 +1,15 @@
-"""The processes of a container: one that waits outside, an init inside, and the one that runs the code.
+"""The processes of a container: a process that waits outside, the init process inside, and the process that runs the code.
 
-The init is the first process of the container's process namespace: it cannot be signalled from inside, and when it ends, the
-kernel ends all others. For each byte on its standard input, it ends the processes that the last call left behind and writes the
-line `swept`. When its input closes, as it does if the service crashes, the init ends the container. If the container ends for
-another reason, the init writes that reason: `exit 3`, `signal 9`, `memory`, or `processes` (some could not be ended).
+The init process is the first process of the container's process namespace. Other processes in the container cannot send signals
+to it, and when it ends, the kernel ends all of them. For each byte on its standard input, the init process ends the processes
+that the last call left behind, and writes the line `swept`. When its input is closed, it ends the container. The input is also
+closed if the service crashes. If the container ends for another reason, the init process writes this reason: `exit 3`,
+`signal 9`, `memory`, or `processes` if leftover processes could not be ended.
 
-The code runs like a notebook: cell by cell in one namespace. The value of a cell's last expression is its result. A frame on
-the channel is a length (four bytes, big-endian) followed by JSON: `{"nonce", "code"}` in, `{"nonce", "result", "error",
-"files"}` out. The code runs in this process and can forge frames, but only to misreport its own results.
+The code runs as in a notebook: all cells share one namespace, and the value of a cell's last expression is its result. A frame
+on the channel is a length (four bytes, big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are
+`{"nonce", "result", "error", "files"}`. The code runs in the process that writes the replies and can forge them, but a forged
+reply can only misreport the code's own results.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from . import isolation, seccomp
 
 _TICK = 0.1  # seconds between two checks of the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CHANNEL = 3  # its descriptor in the process that runs the code
+_CHANNEL = 3  # file descriptor of the channel in the process that runs the code
 _MAX_DESCRIPTORS = 65_536
 _SWEEPS, _SWEEP_PAUSE = 100, 0.01
 
@@ -43,7 +45,7 @@ _LENGTH = 4
 
 
 class Plan(TypedDict):
-    """The description of a container, sent by the service as JSON."""
+    """The configuration of a container, which the service passes as JSON."""
 
     namespaces: bool
     user_namespace: bool
@@ -59,7 +61,7 @@ class Plan(TypedDict):
 
 
 def main(plan: Plan) -> NoReturn:
-    """Start a container and wait until it has ended."""
+    """Start a container, wait until it has ended, and exit."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123
         score.write("1000")  # if the machine runs out of memory, the kernel kills containers first
     if plan["namespaces"]:
@@ -67,13 +69,13 @@ def main(plan: Plan) -> NoReturn:
     isolation.hide()
     init = _fork(lambda: _init(plan))
     os.close(plan["channel"])
-    os.close(0)  # only the init reads it
+    os.close(0)  # only the init process reads it
     os.waitpid(init, 0)
     os._exit(0)
 
 
 def _fork(child: Callable[[], None]) -> int:
-    """Run `child` in a child process, which exits when it returns."""
+    """Run `child` in a child process, and return its process id. The process exits when `child` returns or raises."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -117,7 +119,10 @@ def _run_code(plan: Plan) -> None:
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
-    """Watch the container until it must end."""
+    """Process the service's orders, and monitor the process `code` and the memory, until the container must end.
+
+    Unless the input was closed, write the reason.
+    """
     while True:
         ordered, _, _ = select.select([0], [], [], _TICK)
         if ordered and not os.read(0, 1):
@@ -139,14 +144,17 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """Return the container's processes: only `code` if there is no namespace or no process file system."""
+    """Return the ids of the container's processes, without the init process.
+
+    Without namespaces or a process file system, return only `code`.
+    """
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
 
 
 def _resident(pid: int) -> int:
-    """Return the resident memory in bytes, including shared pages; 0 if the process has ended."""
+    """Return the resident memory of a process in bytes, including shared pages, or 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 (ten times a second)
             return int(statm.read().split()[1]) * _PAGE
@@ -155,11 +163,11 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """End every process except the one that runs the code. Return False if some remain."""
+    """End all processes except `code`. Return false if some processes could not be ended."""
     if not namespaces:
         return True  # the code cannot start processes
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGSTOP)  # all at once, so that none can fork in the meantime
+        os.kill(-1, signal.SIGSTOP)  # stop all processes, so that none can fork in the meantime
     for _ in range(_SWEEPS):
         others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
         if not others:
@@ -174,7 +182,7 @@ def _sweep(code: int, *, namespaces: bool) -> bool:
 
 
 def _reap_orphans(code: int) -> None:
-    """Reap processes that outlived their parents. Until then, they count against the limit."""
+    """Reap ended processes whose parents have ended, because they count against the limit of processes until then."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None or ended.si_pid == code:
@@ -186,7 +194,7 @@ def _reap_orphans(code: int) -> None:
 
 
 def _prepare(directory: str, packages: list[str]) -> None:
-    """Set the environment variables of the code and its child processes, and the import path."""
+    """Set the environment variables and the import path, and define `exit` and `quit`."""
     os.environ.clear()
     os.environ.update(HOME=directory, PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", USER="sandbox")
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + packages
@@ -195,7 +203,7 @@ def _prepare(directory: str, packages: list[str]) -> None:
 
 
 def _serve(channel: int, directory: str, output_bytes: int) -> None:
-    """Run the cells that arrive until the channel is closed."""
+    """Run the cells received on the channel and send replies, until the channel is closed."""
     os.set_inheritable(channel, False)
     process = os.getpid()
     notebook = _Notebook(output_bytes)
@@ -215,12 +223,12 @@ def _serve(channel: int, directory: str, output_bytes: int) -> None:
 
 
 def _clean(text: str | None) -> str | None:
-    """Replace lone surrogates, which cannot be sent."""
+    """Return `text` with `?` in place of lone surrogates, which a reply must not contain."""
     return text if text is None else text.encode("utf-8", "replace").decode()
 
 
 class _Notebook:
-    """A namespace in which cells run."""
+    """The namespace in which all cells of a container run."""
 
     def __init__(self, output_bytes: int) -> None:
         self._output_bytes = output_bytes
@@ -230,7 +238,10 @@ class _Notebook:
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> tuple[str | None, str | None]:
-        """Run a cell. Return the repr of its last expression and the traceback of its error, each None if there is none."""
+        """Run a cell. Return the `repr` of the value of its last expression, and the traceback of its exception.
+
+        The first is None if there is no last expression or its value is None. The second is None if no exception was raised.
+        """
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -264,14 +275,17 @@ class _Notebook:
 
 
 def _from_cell(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without our own frames, or None if the code did not run."""
+    """Return the traceback from the first frame of a cell on, or None if it contains no frame of a cell."""
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
     return trace
 
 
 def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield name, size and modification time of each regular file. Links are neither followed nor listed."""
+    """Yield the name, size and modification time of each regular file below `directory`.
+
+    Links are neither followed nor listed. The scan ends early if there are too many files or a path is too long.
+    """
     scanned = 0
     folders = [directory]
     while folders:
@@ -279,7 +293,7 @@ def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
             scanned += 1
             if scanned > _MAX_SCANNED or len(path) > _MAX_NAME:
                 return
-            with contextlib.suppress(OSError):  # removed by a thread of the code
+            with contextlib.suppress(OSError):  # a thread of the code may have removed the file
                 found = os.lstat(path)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(path)
@@ -291,4 +305,4 @@ def _paths(folder: str) -> list[str]:
     try:
         return [entry.path for entry in os.scandir(folder)]
     except OSError:
-        return []  # removed, or made unreadable by the code
+        return []  # the code removed the directory or made it unreadable

@@ -1,10 +1,10 @@
 """The seccomp filter that refuses system calls in a container.
 
-The filter is always installed. With namespaces, it keeps the code away from rarely used parts of the kernel. Without them, it
-keeps the code away from the network and from other processes.
+The filter is always installed. With namespaces, it prevents the code from using rarely used parts of the kernel. Without
+namespaces, it also prevents the code from accessing the network and other processes.
 
-A filter sees each argument as 64 bits, but the kernel reads only 32 bits of an int. The filter compares only those, because the
-caller may set the others freely. It cannot follow pointers.
+A filter sees each argument as 64 bits, but the kernel uses only the lower 32 bits of an int. The filter compares only the lower
+32 bits, because the caller may set the upper bits to any value. A filter cannot read memory through pointers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from .isolation import checked, libc
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-_WITHOUT_EFFECT = 0x00050000  # an error of 0: the call reports success and does nothing
+_WITHOUT_EFFECT = 0x00050000  # errno 0: the call does nothing and reports success
 
 _Numbers = tuple[int | None, ...]
 
 
 def _numbers(table: str) -> list[_Numbers]:
-    """Parse calls: name, number on x86_64 and number on aarch64 (`-`: no such call). `#` begins a comment."""
+    """Parse a table of system calls, and return the numbers of each call on x86_64 and on aarch64.
+
+    An entry is a name and two numbers. `-` means that the architecture does not have the call. `#` starts a comment.
+    """
     calls = [call.split() for line in table.splitlines() for call in line.partition("#")[0].split(",") if call.strip()]
     return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in calls]
 
@@ -59,8 +62,8 @@ _REFUSED = _numbers("""
     delete_module 176 106
 """)
 
-# Refused without a process namespace: the code must not start processes (they would outlive the container), reach others, or
-# change the user's files outside by calls that Landlock does not check.
+# Refused without a process namespace. The code must not start processes, which would outlive the container. It must not access
+# other processes, or change files outside the container with calls that Landlock does not check.
 _REFUSED_ALONE = _numbers("""
     fork 57 -, vfork 58 -
     execve 59 221  # makes the process dumpable again: other processes of the same user could inspect it
@@ -75,8 +78,8 @@ _REFUSED_ALONE = _numbers("""
     setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16
 """)
 
-# Without a process namespace, these do nothing and report success: programs that copy files or unpack archives expect that.
-# Nothing in a container depends on their effect.
+# Without a process namespace, these calls do nothing and report success, because programs that copy files or unpack archives
+# expect them to succeed. Nothing in a container depends on their effects.
 _WITHOUT_EFFECT_ALONE = _numbers("""
     chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
     utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
@@ -84,9 +87,10 @@ _WITHOUT_EFFECT_ALONE = _numbers("""
 
 
 class _Rule(NamedTuple):
-    """A rule for a call that depends on an argument.
+    """A rule for a system call whose permission depends on an argument.
 
-    The filter answers `listed` if the argument's lower 32 bits, masked, are one of `values`, and `others` if not.
+    `numbers` are the call's numbers on x86_64 and aarch64, and `argument` is the argument's index. If the argument's lower 32
+    bits, combined with `mask`, are in `values`, the filter returns `listed`, or else `others`.
     """
 
     numbers: tuple[int, int]
@@ -136,17 +140,20 @@ class _Program(ctypes.Structure):
 
 
 def install(*, alone: bool) -> None:
-    """Refuse the calls permanently in this process and its children. Needs `no_new_privs`.
+    """Install the filter permanently in this process and its children. `no_new_privs` must be set.
 
-    `alone` (without a process namespace) also refuses new processes and signals. Raises `OSError` without seccomp or on an
-    unknown architecture.
+    If `alone` is true, there is no process namespace, so the filter also refuses new processes and signals. Raises `OSError` if
+    seccomp is not available or the architecture is unknown.
     """
     filtered = program(os.uname().machine, alone=alone)
     checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(filtered) // 8, filtered)), 0, 0))
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """Return the filter for an architecture (`x86_64` or `aarch64`) in the kernel's format."""
+    """Return the filter for `machine` (`x86_64` or `aarch64`) in the kernel's format.
+
+    Raises `OSError` if the architecture is unknown.
+    """
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
@@ -192,7 +199,10 @@ def _decided(rule: _Rule, column: int) -> list[bytes]:
 
 
 def _without_address(sendto: int) -> list[bytes]:
-    """Allow `sendto` only without an address: both halves of its fifth argument must be zero."""
+    """Return the instructions that refuse `sendto` with an address.
+
+    The address is the fifth argument, so both of its halves must be zero.
+    """
     fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),
