@@ -2,19 +2,20 @@
 
 The tests check these laws:
 
-1. Replaying the events gives the document; both are made by the same calls.
-2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows and items do not overlap:
-   the open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text between
-   the fragments of a call waits for the end of the turn.
-3. An item is added before its parts and deltas, with its final id, and done after them, unless the run fails.
-4. One text chunk is one delta, never merged or split. White space alone makes no item: it waits for text, and is dropped if
-   a call or other text follows.
-5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``. ``conclude`` or ``fail`` completes
-   the document and ``terminal`` returns the last event, so that the document can be stored in between.
-6. After ``end_turn``, the calls in ``asked`` are executed in any order, and their results are passed to ``settle`` in the
-   order of the calls. The item of a call stays open until then, and later items wait.
-7. After ``break_off``, another answer is fed to the same turn; what the client has seen stays. After ``join``, that answer
-   continues the text of the message, and all of it counts as text, even if the upstream sends it as reasoning.
+1. Replaying the events yields the document, because the same calls make both.
+2. `sequence_number` starts at 0 and is contiguous (`events.Emitter`). `output_index` grows, and items do not overlap, because
+   the open item is closed before another item is added. If an upstream interleaves calls, each call waits until the previous
+   one is complete. Text between the fragments of a call waits for the end of the turn.
+3. The `added` event of an item, with its final id, precedes the parts and deltas of the item. The `done` event follows them,
+   unless the run fails.
+4. One text chunk becomes one delta. Chunks are never merged or split. White space alone does not begin an item. It is held
+   back until text of the same kind follows, and dropped if a call or text of another kind follows.
+5. A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` closes it. `conclude` or `fail` completes
+   the document, and `terminal` returns the last event, so that the document can be stored in between.
+6. After `end_turn`, the calls in `asked` are executed in any order, and their results are passed to `settle` in the
+   order of the calls. The item of a call stays open until its result is added, and later items wait.
+7. After `break_off`, another answer is fed to the same turn. Output that the client has seen is kept. After `join`, the new
+   answer continues the text of the message. All of the answer is treated as text, even if the upstream sends it as reasoning.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 
 
 class Assembler(ItemBuilder):
-    """Makes one response from the chunks of its turns. Methods return the events that they cause, in order."""
+    """Builds one response from the chat chunks of its turns. Methods return the events that they emit, in order."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
-        """``document`` is the response as created (``document.create``). It is kept up to date as ``response``."""
+        """`document` is the newly created response (`document.create`). It is updated in place, and available as `response`."""
         super().__init__(document, ids, options)
         self._usage = UsageSum()
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
@@ -78,7 +79,7 @@ class Assembler(ItemBuilder):
     # -- the run --------------------------------------------------------------------------------------------------
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document after the last turn: completed, or incomplete if that turn was cut off."""
+        """Complete the document after the last turn. Its status is `incomplete` if that turn was cut off."""
         super().conclude(completed_at)
         if reason := INCOMPLETE_REASONS.get(self.finish_reason or ""):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
@@ -97,15 +98,16 @@ class Assembler(ItemBuilder):
     def ended(self) -> bool:
         """Whether the turn is complete if the stream ends now.
 
-        It is after a finish reason, or if the last chunk has usage. Usage proves nothing if every chunk has it.
+        A turn is complete after a finish reason. It is also complete if the last chunk has usage and another chunk has none.
         """
         by_usage = self._usage_is_last and self._has_bare_chunk
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Take chunks of the turn.
+        """Process chunks of the turn, and begin the turn if necessary.
 
-        Raise ``UpstreamError`` for a malformed chunk. The next call returns the events of the chunks before it.
+        Raises `UpstreamError` for a malformed chunk, and for an answer that starts over instead of continuing a text. The next
+        call returns the events emitted before the error.
         """
         if self._turn_is_over:
             self._begin_turn()
@@ -159,21 +161,27 @@ class Assembler(ItemBuilder):
             self.finish_reason = str(choice["finish_reason"])
 
     def _logprobs(self, choice: dict[str, Any], delta: dict[str, Any], reasoning: Any) -> Any:
-        """The log probabilities of the content. A whole answer, or a chunk with more than text, reports all tokens."""
+        """Return the log probabilities of the content, if requested.
+
+        Those of a whole answer, or of a chunk that also has reasoning or calls, include other tokens, which are removed.
+        """
         logprobs = choice.get("logprobs") if self._options.logprobs else None
         if logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
             return logprobs_of(delta["content"], logprobs, after=reasoning)
         return logprobs
 
     def end_turn(self) -> list[Event]:
-        """Close open items up to the first call in ``asked``. ``finish_reason`` is kept until the next turn."""
+        """Close the items of the turn, up to the first call in `asked`. `finish_reason` is kept until the next turn.
+
+        Raises `UpstreamError` if a call has no name, or if the answer should have continued a text but starts over.
+        """
         if self._turn_is_over:
             self._begin_turn()
         if self._splitter:
             self._split(self._splitter.flush())
         self._end_seam()
         if not self._tool_calls.calls:
-            for kind, text, logprobs in self._held:  # white space is the answer of a turn with nothing else
+            for kind, text, logprobs in self._held:  # if the turn has nothing but white space, this is its answer
                 if kind is OUTPUT_TEXT:
                     self._show(kind, text, logprobs)
         self._decide()
@@ -195,7 +203,7 @@ class Assembler(ItemBuilder):
             self._begin_turn()
         current = self._open
         if isinstance(current, OpenText) and current.kind is OUTPUT_TEXT:
-            current.put()  # for the request that continues it
+            current.put()  # for the request that continues the text
         else:
             self._close("incomplete")
         self._served -= sum(bool(call.form and call.form.served) for call in self._tool_calls.calls)
@@ -227,14 +235,14 @@ class Assembler(ItemBuilder):
             self._end_seam()
             self._text(kind, text, logprobs)
             return
-        if kind is not OUTPUT_TEXT and self._forms:  # its calls would appear as text
+        if kind is not OUTPUT_TEXT and self._forms:  # calls in this answer would appear as text
             raise UpstreamError("The upstream continued its interrupted answer as reasoning.")
         passed = seam.feed(text, logprobs)
         if passed is not None:
             self._end_seam(passed)
 
     def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
-        """Show the text that was held back at a seam: `passed`, or all of it."""
+        """End the seam, and show the text that it held back, or only `passed` if that is given."""
         seam, self._seam = self._seam, None
         if seam is None:
             return
@@ -254,11 +262,14 @@ class Assembler(ItemBuilder):
         return self.finish_reason in INCOMPLETE_REASONS
 
     def _decide(self) -> None:
-        """Decide on all calls of the turn. A call that was cut off is not executed: the model may have intended more."""
+        """Decide which calls of the turn are shown and executed. Raises `UpstreamError` if a call has no name.
+
+        If the turn was cut off, no call is executed, because the model may have intended more arguments or calls.
+        """
         for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
                 if self._is_cut:
-                    break  # cut off before its name
+                    break  # the call was cut off before its name
                 raise UpstreamError("The upstream's model called a function without naming it.")
             form = self._form(call)
             if form and form.served and not self._is_cut:
@@ -266,9 +277,9 @@ class Assembler(ItemBuilder):
             self.has_client_calls |= bool(form and not form.served)
 
     def _show_rest(self) -> None:
-        """Show and close the remaining calls and text, up to a call whose result must come first.
+        """Show and close the remaining calls and text, up to a call that waits for its result.
 
-        Only the last item can be cut off.
+        If the turn was cut off, only its last item is incomplete.
         """
         for call in self._tool_calls.calls[self._shown :]:
             if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
@@ -289,7 +300,7 @@ class Assembler(ItemBuilder):
         self._close("incomplete" if self._is_cut else "completed")
 
     def _is_awaited(self) -> bool:
-        """Whether the open item is a call whose result must come first. If so, report that it is being executed."""
+        """Whether the open item is a call that waits for its result. If so, emit the events that mark it as running."""
         current = self._open
         if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
             return False

@@ -1,13 +1,13 @@
-"""Compaction: replace history by a summary (OpenAI reference, "Compaction").
+"""Compaction: replace the history with a summary (OpenAI reference, "Compaction").
 
-1. A ``compaction`` item holds the encrypted summary. Of the items before the last compaction, the model sees only system and
-   developer messages; then the summary as a user message; then the items that follow. If only such messages and user
-   messages precede it, the client has selected what to keep, as Codex does, and all of them are shown.
-2. User messages at the end of the compacted items have no answer yet. They are not summarized but stored in the envelope,
-   and follow the summary unchanged.
-3. A compaction is made when the last item is a ``compaction_trigger`` (the compaction is then the only output), or when the
-   request exceeds the number of tokens in ``context_management``. Then it is made before a turn, which may be any turn of a
-   response.
+1. A `compaction` item contains the encrypted summary. The last compaction replaces the items before it, except for system
+   messages, developer messages and `additional_tools`. The model sees the summary as a user message, followed by the items
+   after the compaction. If only system, developer and user messages precede the compaction, the client has selected what to
+   keep, as Codex does. The model then sees all messages.
+2. User messages at the end of the compacted items have not been answered yet. They are not summarized. They are stored in the
+   envelope, and follow the summary unchanged.
+3. If the last item is a `compaction_trigger`, the compaction is the only output of the response. If the request exceeds the
+   number of tokens in `context_management`, the compaction is made before the next turn of the response.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RUN_MEMBERS = frozenset({"id", "status"})
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A compaction ``item`` (without its id) and the ``usage`` of making it."""
+    """A compaction `item` without its id, and the `usage` of the request for its summary."""
 
     item: Item
     usage: dict[str, Any] | None
@@ -53,21 +53,24 @@ class Compacted:
 
 
 def is_asked(items: Sequence[Item]) -> bool:
-    """Whether the input ``items`` request a compaction only."""
+    """Whether the input `items` request only a compaction."""
     return bool(items) and items[-1]["type"] == TRIGGER
 
 
 def threshold_of(request: CreateResponse, default: int) -> int | None:
-    """The number of tokens above which the history of ``request`` is compacted. None: never.
+    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted.
 
-    ``default`` applies if the request does not set a threshold for the compaction that it asks for.
+    `default` applies if the request asks for compaction but does not set a threshold.
     """
     wanted = [entry.get("compact_threshold", default) for entry in request.context_management]
     return min(wanted, default=None)
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of ``POST /v1/responses/compact`` to one that creates an unstored response. Raise ``BadRequest``."""
+    """Convert the body of `POST /v1/responses/compact` to a request for a response that is not stored.
+
+    Raises `BadRequest` if the body is not an object, has no `model`, or has unsupported members.
+    """
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None}
@@ -85,9 +88,10 @@ def create_body(body: Any) -> dict[str, Any]:
 
 
 def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Split ``items``, everything that the model would see, into those to summarize and the user messages that follow.
+    """Split the items that the model would see into the items to summarize and the user messages at the end.
 
-    If there is nothing else to summarize, summarize these messages too. Raise ``BadRequest`` if there is nothing at all.
+    If there is nothing to summarize before the user messages, they are summarized as well. Raises `BadRequest` if there is
+    nothing to summarize at all.
     """
     seen = [item for item in items if item["type"] != TRIGGER]
     end = _answered(seen)
@@ -99,12 +103,12 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def can_shrink(items: Sequence[Item]) -> bool:
-    """Whether a summary could replace anything before the last user messages."""
+    """Whether a summary could replace any item before the user messages at the end."""
     return _can_summarize(items[: _answered(items)])
 
 
 def _answered(items: Sequence[Item]) -> int:
-    """The number of items before the user messages at the end."""
+    """Return the number of items before the user messages at the end."""
     return max((number for number, item in enumerate(items, 1) if item.get("role") != "user"), default=0)
 
 
@@ -113,7 +117,10 @@ def _can_summarize(items: Sequence[Item]) -> bool:
 
 
 def summary_request(request: CreateResponse) -> CreateResponse:
-    """Make the request for a summary of the history of ``request``: the same model, without options that shape the answer."""
+    """Return a request for a summary of the history of `request`.
+
+    It has the same model and sampling parameters, but no options that shape the answer, such as grammars.
+    """
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}
@@ -121,15 +128,15 @@ def summary_request(request: CreateResponse) -> CreateResponse:
 
 
 def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
-    """The plain content of a compaction's ``encrypted_content``: the ``summary`` and the ``waiting`` messages."""
+    """Return the plaintext of a compaction's `encrypted_content`: the `summary` and the unanswered (`waiting`) messages."""
     messages = [{name: value for name, value in item.items() if name not in _RUN_MEMBERS} for item in waiting]
     return orjson.dumps({"summary": summary, "waiting": messages})
 
 
 def document(run: Document, user_messages: Sequence[Item]) -> Document:
-    """Return the ``response.compaction`` for a response whose output is the compaction.
+    """Return the `response.compaction` for `run`, a response whose output is the compaction.
 
-    Its output is the whole input of the next request: all user messages, then the compaction.
+    The `output` of the result is the whole input for the next request: all user messages, then the compaction.
     """
     return {
         "id": run["id"],
@@ -140,17 +147,17 @@ def document(run: Document, user_messages: Sequence[Item]) -> Document:
     }
 
 
-# -- what the model sees of it -----------------------------------------------------------------------------------------------
+# -- what the model sees of a compaction -------------------------------------------------------------------------------------
 
 
 def open_last(
     items: Sequence[Item], open_: Callable[[str], bytes | None], *, offset: int = 0, keeps_foreign: bool = False
 ) -> list[Item]:
-    """Open the last compaction and drop the items that it replaces.
+    """Return `items` with the last compaction decrypted, and without the items that it replaces.
 
-    ``open_`` returns None for an envelope that was not sealed with our keys. Then raise ``BadRequest``; paths count from
-    ``offset``, where the request's own input begins. With ``keeps_foreign``, return the items unchanged instead, because the
-    upstream may be able to open it.
+    `open_` decrypts an envelope. It returns None if the envelope was not encrypted with our keys. In this case, `BadRequest` is
+    raised, with a path that counts from `offset`, where the request's own input begins. With `keeps_foreign`, the items are
+    returned unchanged, because the upstream may be able to decrypt the envelope.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

@@ -1,4 +1,4 @@
-"""The response object: as created and as shown to clients, its token counts, and the base class of what builds it."""
+"""The response object, its token usage, and the base class of the builders that produce its output."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _DEFAULTS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""The values that the document shows for parameters that are not set."""
+"""Values that the document shows for parameters that the client did not set."""
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
     """Create the document of a new run, with every member that the Open Responses specification requires.
 
-    ``model`` is the request's model, or the upstream's only one. ``created_at`` is in seconds since the epoch.
+    `model` is the model of the request or, by default, the upstream's only model. `created_at` is in seconds since the epoch.
     """
     wanted = request.text.get("format", {"type": "text"})
-    if wanted["type"] == "json_schema":  # always has a description and ``strict``
+    if wanted["type"] == "json_schema":  # the document always has a description and `strict`
         wanted = {"description": None, "strict": False, **wanted}
     return {
         "id": response_id,
@@ -63,14 +63,14 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
 
 
 def _echo(tool: Tool) -> Tool:
-    """Return a tool as the document shows it. A function always has a description, parameters and ``strict``."""
+    """Return a tool as the document shows it. A function always has a description, parameters and `strict`."""
     if tool["type"] != "function":
         return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
 
 
 def output_text(document: Document) -> str:
-    """The concatenated text of the answer, as the SDKs compute it."""
+    """Return the concatenated text of the answer, as the SDKs compute it."""
     return "".join(
         part["text"]
         for item in document["output"]
@@ -81,7 +81,7 @@ def output_text(document: Document) -> str:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Remove the members that are shown only on request by ``include``. They are stored in any case."""
+    """Return an item without the members that clients see only if they request them with `include`."""
     kind = item["type"]
     if kind == "web_search_call":
         hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
@@ -93,13 +93,13 @@ def shown(item: Item, include: frozenset[str]) -> Item:
 
 
 def whole(document: Document, include: frozenset[str] = frozenset()) -> Document:
-    """The document as shown to clients, with ``output_text``, which is computed and never stored."""
+    """Return the document as shown to clients, with `output_text`, which is computed here and never stored."""
     output = [shown(item, include) for item in document["output"]]
     return {**document, "output": output, "output_text": output_text(document)}
 
 
 def end(document: Document, number: int) -> Event:
-    """Return the terminal event of a run that ended with `document`."""
+    """Return the terminal event of a run that ended with `document`. `number` is the sequence number of the event."""
     kind = terminal_type(document)
     return Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
 
@@ -107,7 +107,7 @@ def end(document: Document, number: int) -> Event:
 # -- usage: the token counts of many servers in one shape ----------------------------------------------------------------
 
 _MAX_COUNT = 2**53 - 1
-"""Maximum of a count. Not every client can read larger numbers."""
+"""Maximum token count. Not every client can read larger integers."""
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -115,13 +115,13 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _count(holder: Any, *names: str) -> int:
-    """Return the first valid count that ``holder`` has under ``names``, otherwise 0. Servers omit what they do not know."""
+    """Return the first valid count among the members `names` of `holder`, or 0 if there is none."""
     given = (holder.get(name) for name in names) if isinstance(holder, dict) else ()
     return next(filter(_is_count, given), 0)
 
 
 def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
-    """Convert a chat ``usage`` to a ``ResponseUsage``. All of its details are required, so unknown ones are 0."""
+    """Convert a chat `usage` to a `ResponseUsage`. Unknown details are 0, because clients require all details."""
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     return {
@@ -132,7 +132,7 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
         },
         "output_tokens": completion,
         "output_tokens_details": {
-            # SGLang reports them beside the counts, other servers in the details.
+            # SGLang reports reasoning tokens beside the other counts, not in the details.
             "reasoning_tokens": _count(of_completion, "reasoning_tokens") or _count(usage, "reasoning_tokens"),
         },
         "total_tokens": _count(usage, "total_tokens") or prompt + completion,
@@ -140,7 +140,10 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
-    """Return the usage of an upstream's response with all details that the SDKs require; None if it has no counts."""
+    """Return the usage of an upstream's response, with all details that the SDKs require.
+
+    Return None if the counts of input or output tokens are missing or invalid.
+    """
     if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
     return {
@@ -158,7 +161,7 @@ def _details(usage: dict[str, Any], name: str, *counts: str) -> dict[str, Any]:
 
 
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Return ``total`` plus the ``usage`` of another turn. Counts are added; other members take the value in ``usage``."""
+    """Return `total` plus the `usage` of another turn. Counts are added. Other members have their value in `usage`."""
     if total is None:
         return usage
     merged = {**total, **usage}
@@ -172,7 +175,7 @@ def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, 
 
 
 class UsageSum:
-    """The usage of a run: the sum of its turns. A turn that was interrupted and continued counts once."""
+    """The sum of the usage of a run's turns. An interrupted turn and its continuation count as one turn."""
 
     def __init__(self) -> None:
         self.reported: dict[str, Any] | None = None
@@ -182,12 +185,15 @@ class UsageSum:
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Set the chat usage of the answer that the next one continues; None if it is not known."""
+        """Set the chat usage of the interrupted answer that the next answer continues, or None if this usage is unknown."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Add the turn to the ``total`` of the turns before it. Return None if the usage of a part is not known."""
+        """Return `total`, which is the usage of the earlier turns, plus the usage of the current turn.
+
+        The current turn's usage is added only once. Return None if the usage of an interrupted answer is unknown.
+        """
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)
@@ -203,7 +209,10 @@ class UsageSum:
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an answer in two parts. ``usage`` is the second part's, whose prompt contained the first part."""
+    """Return the usage of an answer in two parts.
+
+    `part` is the usage of the first part. `usage` is the usage of the second part, whose prompt contained the first part.
+    """
     prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
     return {
         "input_tokens": prompt,
@@ -219,7 +228,7 @@ def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """Options of the request that affect its events."""
+    """Options of a request that affect the events of its response."""
 
     summary: bool = False
     open_reasoning: bool = False
@@ -227,31 +236,31 @@ class ResponseOptions:
     logprobs: bool = False
     think_tag: str | None = None
     single_call: bool = False
-    """Whether to leave out further calls, if the upstream ignores ``parallel_tool_calls``."""
+    """Whether a turn may have only one call. Further calls are left out, because upstreams may ignore `parallel_tool_calls`."""
     max_calls: int | None = None
     """Maximum number of calls that the server executes."""
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
-    """Makes the ``encrypted_content`` of a reasoning item from its text. None if it is not requested."""
+    """Encrypts the text of a reasoning item as its `encrypted_content`. None if the request does not ask for encryption."""
 
 
 class IdSource(Protocol):
-    """A source of ids (``responses_mw.ids.RunIds``). The protocol itself makes no random numbers."""
+    """A source of ids (`responses_mw.ids.RunIds`). The `protocol` package itself generates no random numbers."""
 
     def item(self, prefix: str) -> str: ...
 
 
 class ResponseBuilder(ABC):
-    """A response being built. Methods return the events they cause, in order.
+    """Builds a response from the answers of the upstream. Methods return the events that they emit, in order.
 
     `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
-    The members about calls and interruptions keep their defaults if the upstream runs the tools itself.
+    `ResponsesPassthrough` does not override the members for calls and interruptions, because the upstream runs the tools.
     """
 
     finish_reason: str | None = None
     asked: Sequence[ToolCall] = ()
-    """The calls of the last turn that the server executes."""
+    """The calls of the last turn that the server must execute."""
     has_client_calls: bool = False
     """Whether the last turn has calls that the client executes."""
     has_left_out: bool = False
@@ -259,10 +268,10 @@ class ResponseBuilder(ABC):
     sources: Sequence[Source] = ()
     """The sources that the answer may cite."""
     turn_begins_at: int = 0
-    """Number of items before those of the turn."""
+    """Number of items before the current turn."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
-        """`document` is the response as created; `response` is its current state."""
+        """`document` is the newly created response. It is updated in place, and available as `response`."""
         self.response = document
         self._ids = ids
         self._options = options
@@ -271,17 +280,24 @@ class ResponseBuilder(ABC):
     # Beginning and end
 
     def discard_events(self) -> None:
-        """Emit only the events that hold the document. Call this before the first event."""
+        """Discard all events except those that contain the document. This must be called before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
-        """Emit ``response.created``, then ``queued`` (the run waits for a worker) or ``in_progress``."""
+        """Start the response and emit `response.created`.
+
+        If the run is `queued`, it waits for a worker, and the second event is `response.queued`. Otherwise, the second event is
+        `response.in_progress`.
+        """
         self.response["status"] = "queued" if queued else "in_progress"
         self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """Start a queued run whose next event has this ``number``. Emit ``in_progress``, unless another worker already did."""
+        """Start a queued run. `number` is the number of its next event.
+
+        Emit `response.in_progress`, unless another worker has already emitted this event.
+        """
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
         if number == 2:  # after created and queued
@@ -289,9 +305,9 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Continue the output of another worker. The next event has this ``number``.
+        """Continue the output of another worker. `number` is the number of the next event.
 
-        Text stays open; any other open item is closed as ``incomplete``.
+        An open output text stays open, so that it can be continued. Any other open item is closed as `incomplete`.
         """
         raise NotImplementedError
 
@@ -305,14 +321,14 @@ class ResponseBuilder(ABC):
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
 
     def terminal(self) -> list[Event]:
-        """Emit the event that ends the stream. Called again after the document has changed, it uses the same number."""
+        """Emit the event that ends the stream. If this is called again, the new event has the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
         return self._emitter.drain()
 
     def _lifecycle(self, *events: str) -> None:
-        """Emit events that hold the document as it is now."""
+        """Emit events that contain the current document."""
         self._emitter.emit(*events, response=whole(self.response, self._options.include))
 
     # Turns
@@ -323,31 +339,37 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Take what the upstream sent. Raises `UpstreamError` if it is malformed."""
+        """Process chunks or events of the upstream's answer. Raises `UpstreamError` if the answer is malformed."""
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """Finish the turn, up to the first call that the server executes."""
+        """Finish the turn, up to the first call that the server executes. Later items wait for the result of this call.
+
+        Raises `UpstreamError` if the upstream's answer is incomplete or unusable.
+        """
 
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether the turn fed so far is complete, even if the upstream's stream ends here."""
+        """Whether the turn is complete if the upstream's stream ends now."""
 
     @property
     def phase(self) -> Phase:
-        """What the client has seen of the turn. The default says that the turn cannot be continued."""
+        """What the client has seen of the turn. The default means that the turn cannot be continued."""
         return Phase.FIXED
 
     def break_off(self) -> list[Event]:
-        """Prepare for another answer to the turn. Text stays open; any other open item is closed as ``incomplete``."""
+        """Prepare for another answer to the interrupted turn.
+
+        An open output text stays open, so that it can be continued. Any other open item is closed as `incomplete`.
+        """
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Expect an answer that continues `text`, the message so far.
+        """Expect an answer that continues `text`, which is the message so far.
 
-        If `is_trimmed`, the upstream does not see the white space at its end. `usage` is the chat usage of the answer so far;
-        None if it is not known.
+        If `is_trimmed`, the upstream does not see the white space at the end of `text`. `usage` is the chat usage of the answer
+        so far, or None if the usage is unknown.
         """
         raise NotImplementedError
 
@@ -358,17 +380,20 @@ class ResponseBuilder(ABC):
 
     @property
     def awaited(self) -> Item:
-        """The item of the call whose result `settle` takes next."""
+        """The item of the call whose result must be passed to `settle` next."""
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add the result of the next of the `asked` calls; ``members`` are the parts of it that its item shows."""
+        """Add the result of the next call in `asked`. `members` are the members of the result that the call's item shows."""
         raise NotImplementedError
 
     # Items that arrive whole
 
     def list_tools(self, listings: Iterable[Item]) -> list[Event]:
-        """Add the tools of MCP servers as items before the first turn, given the ``server_label`` and ``tools`` of each."""
+        """Add an `mcp_list_tools` item for each MCP server, before the first turn.
+
+        Each listing contains the `server_label` and the `tools` of one server.
+        """
         for listing in listings:
             added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
             item, output_index = self._add_item(added)
@@ -380,7 +405,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
-        """Add a complete item. ``usage`` counts the tokens used to make it."""
+        """Add a complete item. `usage`, the tokens used to make the item, is added to the usage of the response."""
         item, output_index = self._add_item(item)
         emit_done(self._emitter, item, output_index)
         if usage:
@@ -388,7 +413,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def _add_item(self, item: Item) -> tuple[Item, int]:
-        """Add an item. The only place that assigns an item's id and ``output_index``."""
+        """Add an item to the output, with a new id, and emit its `added` event. Return the item and its `output_index`."""
         output = self.response["output"]
         item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
         output.append(item)

@@ -1,8 +1,8 @@
-"""The events of a response: their names, what they add to its items, and their numbers.
+"""The events of a response: their names, their numbers, and what they add to the items.
 
-An event is a type and its data. It does not depend on the transport: `protocol.sse` encodes server-sent events,
-`asgi.websocket` WebSocket messages. The type without its last word says what the event adds to (OpenAI reference, "Streaming
-events"): see `EventTarget`.
+An event consists of a type and data, and does not depend on the transport. `protocol.sse` encodes events as server-sent
+events, `asgi.websocket` as WebSocket messages. The type without its last word names what the event adds to (OpenAI reference,
+"Streaming events"). `EventTarget` describes these targets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 @dataclass(frozen=True)
 class EventTarget:
-    """What the events with the names ``<stem>.added``, ``<stem>.delta`` and ``<stem>.done`` add to."""
+    """The target of the events `<stem>.added`, `<stem>.delta` and `<stem>.done`: an item, a part or a text."""
 
     stem: str
     item: str = ""
-    """Type of the item, if there is only one."""
+    """Type of the item, or empty if items of several types have this target."""
     member: str = ""
-    """What deltas add to: a member of the part, or of an item without parts."""
+    """Member that deltas extend, in the part or in an item without parts."""
     holder: str = ""
     """Member of the item that lists the parts."""
     part: str = ""
-    """Type of the part, for text."""
+    """Type of the part, if the target is the text of a part."""
 
     @cached_property
     def index(self) -> str:
@@ -40,7 +40,7 @@ class EventTarget:
         return f"{self.holder}_index"
 
     def new_item(self) -> Item:
-        """The item that holds this text, as it is added."""
+        """Return a new item for this text, as its `added` event shows it."""
         if self.item == "message":
             return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         # A reasoning item with only a summary has no content: null would violate the specification's schema.
@@ -55,7 +55,7 @@ OUTPUT_TEXT = EventTarget("response.output_text", "message", "text", "content", 
 REFUSAL = EventTarget("response.refusal", "message", "refusal", "content", "refusal")
 REASONING_TEXT = EventTarget("response.reasoning_text", "reasoning", "text", "content", "reasoning_text")
 OPEN_REASONING_TEXT = replace(REASONING_TEXT, stem="response.reasoning")
-"""The same text with the event names of the Open Responses specification."""
+"""Reasoning text with the event names of the Open Responses specification."""
 SUMMARY_TEXT = EventTarget("response.reasoning_summary_text", "reasoning", "text", "summary", "summary_text")
 TEXTS = {text.part: text for text in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, SUMMARY_TEXT)}
 """Texts by the type of their parts."""
@@ -81,14 +81,14 @@ TARGETS = {
 
 
 def terminal_type(document: Document) -> str:
-    """Return the type of the event that ends a run with this document. A cancelled run ends in `response.failed`."""
+    """Return the type of the event that ends a run with this document. A cancelled run ends with `response.failed`."""
     event = f"response.{document['status']}"
     return event if event in TERMINAL else "response.failed"
 
 
 @dataclass(slots=True)  # created for each token, in half the time of a named tuple
 class Event:
-    """One event of a response's stream. Neither it nor its data may be changed once it exists."""
+    """One event of a response's stream. An event and its data must not be changed after creation."""
 
     type: str
     data: dict[str, Any]
@@ -105,7 +105,10 @@ class Emitter:
         self._events: list[Event] = []
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
-        """Add an event of each type. Mutable members are copied, because the run keeps changing the document and its items."""
+        """Add an event of each type with these `members`.
+
+        Lists and dictionaries are copied, because the run keeps changing the document and its items.
+        """
         for name, value in members.items():
             if isinstance(value, (dict, list)):
                 members[name] = orjson.loads(orjson.dumps(value))
@@ -114,7 +117,7 @@ class Emitter:
             self.next_number += 1
 
     def delta(self, template: dict[str, Any], text: str) -> None:
-        """Add a copy of a delta event with another text and number. This runs for every token."""
+        """Add a delta event: a copy of `template` with this `text` and the next number. This runs for every token."""
         data = template.copy()
         data["delta"] = text
         data["sequence_number"] = number = self.next_number
@@ -122,13 +125,13 @@ class Emitter:
         self._events.append(Event(template["type"], data))
 
     def drain(self) -> list[Event]:
-        """Return the events added since the last call."""
+        """Return the events added since `drain` was last called."""
         events, self._events = self._events, []
         return events
 
 
 class NullEmitter(Emitter):
-    """Emits only the events that hold the document, without numbers or copies."""
+    """Emits only events that contain the document. They have no numbers, and their members are not copied."""
 
     __slots__ = ()
 
@@ -142,9 +145,9 @@ class NullEmitter(Emitter):
 
 # -- whole items -------------------------------------------------------------------------------------------------------
 
-# Members of calls that are set when the call has been executed.
+# Members of call items that are set once the call has been executed.
 _RESULTS = ("output", "outputs", "error")
-# Members that a response gets at its end, before that.
+# Members that are set at the end of a response, with their values before.
 _UNFINISHED: dict[str, Any] = {
     "status": "in_progress",
     "output": [],
@@ -154,7 +157,7 @@ _UNFINISHED: dict[str, Any] = {
 
 
 def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
-    """The members of the event that ends a text or a part; ``holder`` is the part, or an item without parts."""
+    """Return the members of the event that ends a text or a part. `holder` is the part, or an item without parts."""
     if not target.member:
         return {"part": holder}
     named = {"name": holder.get("name") or ""} if target.item == "function_call" else {}
@@ -162,7 +165,7 @@ def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
 
 
 def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
-    """Emit the events that end a text; ``place`` holds the ids and indices of its part."""
+    """Emit the events that end a text and its part. `place` holds the ids and indices of the part."""
     for index, annotation in enumerate(part.get("annotations") or ()):
         members = {"annotation_index": index, "annotation": annotation}
         emitter.emit("response.output_text.annotation.added", **place, **members)
@@ -182,9 +185,9 @@ def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
 
 
 def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event]:
-    """Return the events of a finished response, from ``response.created`` to its terminal event.
+    """Return the events of a finished response, from `response.created` to its terminal event.
 
-    ``document`` is the response as its client sees it. With ``open_reasoning``, reasoning events have the names of the Open
+    `document` is the response as its client sees it. With `open_reasoning`, reasoning events have the names of the Open
     Responses specification.
     """
     emitter = Emitter()
@@ -226,7 +229,7 @@ def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part:
 
 
 # -- readable reasoning ----------------------------------------------------------------------------------------------------
-# Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary``, but still send the reasoning as content. Many clients
+# Servers of open models (vLLM, llama.cpp) accept `reasoning.summary`, but still send the reasoning as content. Many clients
 # show only summaries, so content becomes a summary, as it does for Chat Completions. An item that has a summary is not changed.
 
 _AS_SUMMARY = {
@@ -236,7 +239,7 @@ _AS_SUMMARY = {
 
 
 def with_summary(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event of the upstream in which the content of reasoning items is their summary."""
+    """Convert an event of the upstream so that the content of reasoning items becomes their summary."""
     kind, part, response = event["type"], event.get("part"), event.get("response")
     if kind in (ADDED, DONE):
         return {**event, "item": _summarized(event.get("item"))}
@@ -251,7 +254,7 @@ def with_summary(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summarized(item: Any) -> Any:
-    """Return a reasoning item with its content as its summary, and anything else unchanged."""
+    """Return a reasoning item with its content as its summary. Any other value is returned unchanged."""
     if not isinstance(item, dict) or item.get("type") != "reasoning" or item.get("summary"):
         return item
     content = item.get("content") or []
@@ -271,7 +274,7 @@ def readable(item: Item) -> Item:
 
 
 def readable_text(item: Item) -> str:
-    """Return the text of an upstream's reasoning item, which may be malformed: its content, otherwise its summary."""
+    """Return the text of a reasoning item's content or, if there is none, of its summary. The item may be malformed."""
     for name in ("content", "summary"):
         parts = item.get(name)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []

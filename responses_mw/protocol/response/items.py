@@ -1,4 +1,4 @@
-"""Write the items of a response one after the other: the open call, and what a run does with the calls of a turn."""
+"""Write the items of a response one after the other, and decide which calls of a turn the response contains."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ _TOKENS = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _MAX_OPENING = 256
-"""Maximum number of characters before the text, with its quote. After more, the text is not shown while it grows."""
+"""Maximum number of characters before the text, including its opening quote. After more, the text is not streamed."""
 
 
 class StringMember:
-    """Decode the string ``name`` from fragments of an object's JSON, if it is the first member.
+    """Decodes the string member `name` of a JSON object that arrives in pieces, if it is the first member.
 
-    A tool that takes one text is a function with one string, ``{"input": "..."}``, whose text the client sees as it grows.
-    Models write careless JSON: raw line breaks in strings, and backslashes that begin no escape. The result of
-    ``"".join(feed(piece) for piece in pieces) + rest(whole)`` does not depend on how ``whole`` is split into pieces.
+    A tool that takes one text is represented by a function with one string, `{"input": "..."}`. The string is streamed to the
+    client.
+
+    Models write careless JSON, with raw line breaks in strings and backslashes that begin no escape. The result of
+    `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.
     """
 
     __slots__ = ("_held", "_inside", "_name", "_opening", "_over")
@@ -49,7 +51,7 @@ class StringMember:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return what ``piece`` adds to the text. A split escape is held back."""
+        """Decode the next piece and return the text that it adds. An incomplete escape is held back."""
         if self._over:
             return ""
         text = self._held + piece
@@ -62,9 +64,10 @@ class StringMember:
         return self._decoded(text)
 
     def rest(self, whole: str) -> str:
-        """Return the rest of the text after the last piece: the whole text if the member is not the first.
+        """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
-        If ``whole`` has no such member, return ``whole`` itself, so that nothing the model wrote is lost.
+        If the member is not the first one, its whole text is returned. If there is no string of this name in `whole`, `whole`
+        itself is returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
         """
         if self._inside:
             return self._held
@@ -97,7 +100,7 @@ def _meant(escape: str) -> str:
 
 
 class OpenCall:
-    """A call that is being streamed. ``place`` holds the id and index in its events."""
+    """A call that is being streamed. `place` holds the id and index for its events."""
 
     __slots__ = ("_emitter", "_member", "_pieces", "_template", "_text", "call", "form", "is_finished", "item", "place")
 
@@ -109,7 +112,7 @@ class OpenCall:
         self.is_finished = False
         self._emitter = emitter
         self._text = CALL_TEXTS.get(form.item)
-        """What the client sees grow. None: the item is complete when it is added."""
+        """The text that is streamed to the client, or None if the item is complete when it is added."""
         stem = self._text.stem if self._text else ""
         self._template = {"type": f"{stem}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
@@ -118,17 +121,17 @@ class OpenCall:
         self.grow()
 
     def grow(self) -> None:
-        """Show the new pieces of the arguments."""
+        """Emit deltas for the pieces of the arguments that have arrived since `grow` was last called."""
         for piece in self.call.take():
             self._show(self._member.feed(piece) if self._member else piece)
 
     def put(self) -> None:
-        """Write the text shown so far to the item."""
+        """Write the text streamed so far to the item."""
         if self._text:
             self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
-        """Complete the arguments."""
+        """Complete the text of the call, write it to the item, and emit the event that ends the text."""
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -142,7 +145,7 @@ class OpenCall:
                 self.item |= self.form.made(arguments)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool) -> None:
-        """Report that execution has ended."""
+        """Add `members`, which come from the call's result, to the item. Emit the event that ends the execution."""
         self.item |= members
         self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 
@@ -152,18 +155,18 @@ class OpenCall:
             self._emitter.delta(self._template, text)
 
     def emit(self, names: tuple[str, ...]) -> None:
-        """Emit the events ``response.<name>``, which report progress."""
+        """Emit the event `response.<name>` for each of the `names`. These events show the progress of the call."""
         self._emitter.emit(*(f"response.{name}" for name in names), **self.place)
 
 
 class ItemBuilder(ResponseBuilder):
-    """A response with at most one open item, to which text or a call is being written."""
+    """Builds a response with at most one open item, to which a text or a call is being written."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)
         self._open: OpenText | OpenCall | None = None
         self._forms: Mapping[str, CallForm] = {}
-        """Forms of the offered functions by name. A call with any other name is a function call."""
+        """Forms of the offered functions, by name. A call with any other name becomes a `function_call`."""
         self._allowed: frozenset[str] | None = None
         self._call_ids = set(options.used_call_ids)
         self._tool_calls = ToolCalls()
@@ -180,7 +183,7 @@ class ItemBuilder(ResponseBuilder):
         part.add(text, logprobs)
 
     def _open_part(self, kind: EventTarget) -> OpenText:
-        """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
+        """Open a part of this `kind`, in the open item if its type matches, otherwise in a new item."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
             current.finish(self.sources)
@@ -206,9 +209,9 @@ class ItemBuilder(ResponseBuilder):
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     def _call_id(self, given: str | None) -> str:
-        """Return the upstream's id for a call, or a new one if it is unusable.
+        """Return the upstream's id of a call, or a new id if the upstream's id is unusable.
 
-        It is unusable if it is missing, too long to be sent back, or already used in the history (TGI gives every call "0").
+        An id is unusable if it is missing, too long to be sent back, or already used in the history (TGI: always "0").
         """
         usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
         call_id = given if given and usable else self._ids.item("call")
@@ -216,9 +219,9 @@ class ItemBuilder(ResponseBuilder):
         return call_id
 
     def _reopen(self, item: Item, reasoning: EventTarget) -> None:
-        """Reopen the last item, which another worker began, to continue its text. Close a call as incomplete instead.
+        """Reopen the last item, which another worker began. A call cannot be continued, so it is closed as `incomplete`.
 
-        ``reasoning`` is the kind of the text of a reasoning item.
+        `reasoning` is the kind of text in reasoning items.
         """
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
@@ -270,7 +273,10 @@ class ItemBuilder(ResponseBuilder):
         return self._options.max_calls is not None and self._served >= self._options.max_calls
 
     def _form(self, call: ToolCall) -> CallForm | None:
-        """Return the form of a call of the turn, or None to leave it out. Its name must be known. The decision is final."""
+        """Return the form of a call of the turn, or None if the response leaves the call out.
+
+        The name of the call must be known, because the decision is final.
+        """
         if not call.is_decided:
             call.is_decided, call.form = True, self._decided_form(call)
         return call.form
@@ -278,7 +284,7 @@ class ItemBuilder(ResponseBuilder):
     def _decided_form(self, call: ToolCall) -> CallForm | None:
         form = self._forms.get(call.name) or CallForm("function_call", {"name": call.name})
         if form.members.get("approval_request_id"):
-            return form  # requested by the model before, and approved by the client now
+            return form  # requested by the model earlier, and approved by the client now
         if self._allowed is not None and call.name not in self._allowed:
             return None  # allowed_tools is a hard limit
         if self._options.single_call and any(other.form for other in self._tool_calls.calls):

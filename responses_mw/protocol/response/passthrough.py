@@ -1,18 +1,20 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
 1. This module sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the
-   members of the document in `_OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
-2. An item keeps the id and the index that it was added with, although some servers (vLLM) change an item's id between `added`,
-   `done` and the document. Ids that refer to it, such as `approval_request_id`, are replaced too.
-3. The output of the document is what was streamed. For an item that only the last event (or an answer that is not streamed)
-   has, `added` and `done` are emitted first. An item without a `done` gets one, unless the run fails.
-4. What a server leaves out is filled in from the item: `output_index`, the indices of parts, `logprobs`, and the events that
-   begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here,
-   each item ends before the next begins, and later events for it are dropped.
-5. Reasoning events have OpenAI's names, or the names of the Open Responses specification if the settings select them. Readable
-   reasoning becomes the summary if the request asks for one. If the request asks for encrypted reasoning and the upstream does
-   not encrypt it, it is encrypted here.
-6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
+   members of the document in `_OURS`. Everything else comes from the upstream. Unknown events and members are forwarded
+   unchanged.
+2. An item keeps the id and the index with which it was added, although some servers (vLLM) change an item's id between
+   `added`, `done` and the document. Members that refer to an item, such as `approval_request_id`, get the new id as well.
+3. The output of the document consists of the streamed items. If only the last event (or an answer that is not streamed)
+   contains an item, its `added` and `done` events are emitted first. If the upstream sends no `done` event for an item, the
+   event is emitted here, unless the run fails.
+4. Missing members and events are filled in from the item: `output_index`, the indices of parts, `logprobs`, and the events
+   that begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer.
+   This module ends each item before the next one begins, and drops later events for the ended item.
+5. Reasoning events have OpenAI's names, or the names of the Open Responses specification if the settings select them. If the
+   request asks for a summary, readable reasoning becomes the summary. If the request asks for encrypted reasoning and the
+   upstream does not encrypt it, this module does.
+6. The stream ends only with an event that contains a finished response. `[DONE]` and the end of the connection do not end it.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ from .text import hide_logprobs
 _OURS = frozenset(
     {"background", "completed_at", "conversation", "created_at", "id", "metadata", "model", "object", "output", "output_text"}
     | {"previous_response_id", "store"}
-    | {"error", "incomplete_details", "status", "tools", "usage"}  # checked on their own
+    | {"error", "incomplete_details", "status", "tools", "usage"}  # checked before they are copied
 )
-"""Members of the document that are not taken from the upstream as they are."""
+"""Members of the document that are not copied unchanged from the upstream's response."""
 
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
@@ -65,14 +67,14 @@ _MAX_DEPTH = 128
 _OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{step}" for step in ("delta", "done")}
 
 Echo = Callable[[Iterable[Tool]], list[Tool]]
-"""Removes secrets from tools, so that a response may show them."""
+"""Removes secrets from tools, so that the response can show the tools."""
 
 
 class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's response. The run has a single turn."""
 
     def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions) -> None:
-        """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
+        """`document` is the newly created response. `include` has no effect, because the upstream applies it."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
         self._names = _OPEN_NAMES if options.open_reasoning else {}
         self._echo = echo
@@ -82,10 +84,10 @@ class ResponsesPassthrough(ResponseBuilder):
         self._place_of: dict[str, int] = {}
         """Places of items by the upstream's item ids and call ids, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """For each place, the stems of the events still needed to end its parts and texts, with the index of the part."""
+        """For each place of an item, the stems and part indices of the `done` events that its parts and texts still need."""
         self._ended_early: set[int] = set()
         self._first = 0
-        """Index of the upstream's first item; items added here precede it."""
+        """Place of the upstream's first item. Items that this server added precede it."""
         self._ending: Document | None = None
         self._status = ""
 
@@ -94,7 +96,10 @@ class ResponsesPassthrough(ResponseBuilder):
         return self._ending is not None
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process events. Raises `UpstreamError` for a malformed event. The next call returns the events of those before it."""
+        """Process events of the upstream. Raises `UpstreamError` for a malformed event.
+
+        The events emitted before the error are returned by the next call.
+        """
         for event in chunks:
             assert isinstance(event, dict)
             if self._ending is None:
@@ -107,7 +112,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return events
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
-        """Do nothing: the upstream itself offers the functions of the request."""
+        """Do nothing, because the upstream itself offers the functions of the request."""
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
@@ -150,7 +155,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._HANDLERS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
 
     def _pass(self, event: dict[str, Any]) -> None:
-        """Forward an event. Replace its ids and its index, and fill in what it lacks."""
+        """Forward an event of the upstream, with its ids and index replaced, and with missing members and events filled in."""
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
         place = self._place(event, target.item if target else None)
@@ -167,7 +172,10 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
-        """Add the index of the part and ``logprobs`` to an event of an item. Begin the part, and note the events to end it."""
+        """Add a missing part index and missing `logprobs` to an event of an item, in place.
+
+        If the event begins a part or a text, record which events must end it. If the event ends a part, end its texts first.
+        """
         stem, unfinished = target.stem, self._unfinished[place]
         index = event.get(target.index) if target.holder else 0
         is_whole = type(index) is int and ("logprobs" in event or target is not OUTPUT_TEXT)
@@ -186,7 +194,10 @@ class ResponsesPassthrough(ResponseBuilder):
             unfinished.pop((stem, index), None)
 
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
-        """Return the index of the event's part, which may begin with this event; None for an invalid index."""
+        """Return the index of the event's part, or None if the index is invalid.
+
+        If the part begins with this event, record the part. Emit its `added` event if the upstream left that out.
+        """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0
         is_new = step == "added" and target.stem == PARTS[holder]
@@ -204,7 +215,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return index
 
     def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
-        """Note the events that must end a part. Add the lists that the SDKs require in an output text."""
+        """Record which events must end a part. Add the lists to an output text that the SDKs require, in place."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
@@ -212,23 +223,23 @@ class ResponsesPassthrough(ResponseBuilder):
         self._unfinished[place] |= dict.fromkeys((stem, index) for stem in (*texts, PARTS[holder]))
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
-        """Emit the `done` events in `left`, which the upstream left out, for parts and texts."""
+        """Emit the `done` events in `left`, which the upstream has not sent, for parts and texts of the item at `place`."""
         for stem, index in list(left):
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
-            if not target.holder or index < len(item.get(target.holder) or ()):  # the part may have come after its item's end
+            if not target.holder or index < len(item.get(target.holder) or ()):  # a part may begin after its item has ended
                 ended = item[target.holder][index] if target.holder else item
                 self._emit({"type": f"{stem}.done", **where, **ending(ended, target)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
-        """Note the upstream's id of the response. The event itself has been emitted before."""
+        """Record the upstream's id of the response. The event is not forwarded, because this server emits its own."""
         response = event.get("response")
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self._known[response["id"]] = self.response["id"]
 
     def _pass_open(self, event: dict[str, Any]) -> None:
-        """Forward an event of reasoning that has its name in the Open Responses specification."""
+        """Forward a reasoning event that has the name of the Open Responses specification."""
         self._take({**event, "type": REASONING_TEXT.stem + event["type"].removeprefix(OPEN_REASONING_TEXT.stem)})
 
     def _add(self, event: dict[str, Any]) -> None:
@@ -258,7 +269,7 @@ class ResponsesPassthrough(ResponseBuilder):
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")
-        # The document's status counts: vLLM sends response.completed for an incomplete response.
+        # The document's status takes precedence, because vLLM sends response.completed for an incomplete response.
         status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
         items = list(map(_item, listed))
@@ -273,7 +284,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._finish_all(self._status)
 
     def _finish_all(self, status: str) -> None:
-        """Finish the items that the upstream left open, with the text so far."""
+        """Finish the items that the upstream left open, with the text so far and this `status`."""
         for place in sorted(self._output.open):
             item = self._output.put(place)
             self._finish(place, {**item, "status": status} if "status" in item else item)
@@ -290,7 +301,7 @@ class ResponsesPassthrough(ResponseBuilder):
     # -- items ------------------------------------------------------------------------------------------------------
 
     def _named(self, item: Item, index: Any) -> Item:
-        """Give the next item its id. `index` is its index in the upstream's output."""
+        """Return the next item with a new id, and record its place. `index` is the item's index in the upstream's output."""
         theirs = item.get("id")
         given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
         ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
@@ -321,7 +332,10 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _sealed(self, item: Item) -> Item:
-        """Encrypt the text of reasoning, if that is requested and the upstream has not done so (vLLM, llama.cpp)."""
+        """Add `encrypted_content` to a reasoning item, if it is requested and the upstream did not add it (vLLM, llama.cpp).
+
+        Return a new item, or the same item if nothing is added.
+        """
         seal = self._options.seal
         if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := readable_text(item)):
             return item
@@ -336,7 +350,11 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
-        """Find the place of the item that an event is for: by index, by id, or the last open item of the type ``wanted``."""
+        """Return the place of the item that an event belongs to, or None if there is no such item.
+
+        Without an index, search by the ids in the event and in `names`, then for the last open item of the type `wanted`. An
+        empty `wanted` stands for any type, and None for an event without an item.
+        """
         index = event.get("output_index")
         if isinstance(index, int):
             return self._places.get(index)
@@ -349,7 +367,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return max(fitting, default=None)
 
     def _renamed(self, value: Any) -> Any:
-        """Replace the upstream's ids in `value` with ours."""
+        """Return a copy of `value` with the upstream's ids replaced with ours."""
         if isinstance(value, dict):
             known = self._known
             return {
@@ -362,7 +380,7 @@ class ResponsesPassthrough(ResponseBuilder):
 
 
 def _names_an_item(member: str) -> bool:
-    """Whether a member holds the id of an item. A ``call_id`` does not, even if a server uses the same value for both."""
+    """Whether a member holds the id of an item. A `call_id` does not, even if a server uses one value for both ids."""
     return member == "id" or (member.endswith("_id") and member != "call_id")
 
 

@@ -1,8 +1,9 @@
 """Rebuild items from the events of a stream that may have stopped anywhere, and continue an interrupted turn.
 
-What a client has seen cannot be taken back, so the next answer must fit it. A `Phase` says what is possible. If the client has
-seen text of a message, the upstream is asked to continue it; a `Seam` checks that it does not start again. If the worker of a
-background response was lost or stopped, `LogReplay` restores its output from the log of its events.
+Output that the client has seen cannot be withdrawn, so the next answer must continue it. A `Phase` describes what the client
+has seen. If the client has seen the text of a message, the upstream is asked to continue the text, and a `Seam` checks that
+the upstream does not start over. If the worker of a background response was lost or stopped, `LogReplay` restores the output
+from the log of the response's events.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ from ..types import Item, Part
 from .events import ADDED, DONE, PARTS, TARGETS, EventTarget
 
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
-"""Ends of the types of events after which a call may have been run."""
+"""The ends of event types after which the server may have executed a call."""
 _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
-"""Members without which the model cannot see the result of a call. Events contain them only on request."""
+"""Members with the results of calls that the server executed, by item type. Events contain these members only on request."""
 
 MIN_REPEATED = 8
 """Minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer."""
 MAX_CHANCE = 64
-"""Maximum number of characters by which a continuation may repeat the beginning of the answer by chance."""
+"""Maximum number of characters that the beginnings of a continuation and of the answer may have in common by chance."""
 
 
 class OutputReplay:
-    """Builds ``items`` from events. Deltas are collected in lists, which are joined only when a text is needed."""
+    """Rebuilds the items of a response from its events. Deltas are collected, and joined only when a text is needed."""
 
     def __init__(self, items: list[Item]) -> None:
-        """``items`` precede the first event and are all done."""
+        """`items` are the complete items before the first event. New items are appended to this list."""
         self.items = items
         self.open: dict[int, dict[tuple[str, str], list[Mapping[str, Any]]]] = {}
-        """The places of the items that are not done, with the deltas that are not joined, by stem and index of the part."""
+        """For each place of an open item, the deltas that have not been joined, by stem and index of the part."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take any event of a response. Raise ``UpstreamError`` for a part that is not an object."""
+        """Apply an event to the items. Events that do not change an item are ignored.
+
+        Raises `UpstreamError` if the part in the event is not an object.
+        """
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open[len(self.items)] = {}
@@ -69,7 +73,7 @@ class OutputReplay:
             item[target.holder] = [*parts, dict(part)]
 
     def put(self, place: int) -> Item:
-        """Add the text that has arrived to the item at ``place``, and return the item."""
+        """Add the collected deltas to the item at `place`, and return the item."""
         item, deltas = self.items[place], self.open.get(place, {})
         for (stem, _), events in deltas.items():
             target = TARGETS[stem]
@@ -85,12 +89,12 @@ class OutputReplay:
         return item
 
     def join(self) -> None:
-        """Add the text that has arrived to all items. Afterwards, no delta is in memory."""
+        """Add the collected deltas to all open items, so that the deltas no longer use memory."""
         for place in self.open:
             self.put(place)
 
     def cut(self) -> None:
-        """Mark items that are not done as ``incomplete``, with the text so far."""
+        """Close all open items as `incomplete`, with the text so far."""
         for place in self.open:
             self.put(place)["status"] = "incomplete"
         self.open.clear()
@@ -107,7 +111,7 @@ def _append(holder: dict[str, Any], member: str, events: list[Mapping[str, Any]]
 
 
 def _part(item: Item, kind: EventTarget, index: Any) -> Part:
-    """Return the part that deltas add to. Add it if it was not announced, as in reasoning items of vLLM."""
+    """Return the part that deltas extend. If the upstream did not announce the part (vLLM for reasoning), add it first."""
     parts: list[Part] = item.get(kind.holder) or []
     item[kind.holder] = parts
     if isinstance(index, int) and 0 <= index < len(parts):
@@ -117,19 +121,19 @@ def _part(item: Item, kind: EventTarget, index: Any) -> Part:
 
 
 class LogReplay(OutputReplay):
-    """The output of a background response, built from the events of its log in order."""
+    """The output of a background response, rebuilt from the events in its log."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.next_number = 0
         """Number of the next event in the log."""
         self.size = 0
-        """Bytes of the events so far."""
+        """Size of the events so far, in bytes."""
         self.runs = False
-        """Whether the call that was added last may have been run."""
+        """Whether the server may have executed the call that was added last."""
 
     def read(self, frames: bytes) -> None:
-        """Take the next events of the log."""
+        """Apply the next events of the log, given as frames."""
         for event in sse.decode(frames):
             self.take(event)
             self.runs = event["type"] != ADDED and (self.runs or bool(_RUNNING.search(event["type"])))
@@ -138,19 +142,19 @@ class LogReplay(OutputReplay):
 
 
 class Takeover:
-    """The output of another worker, and how a run can continue it.
+    """The output of a lost or stopped worker, and whether another worker can continue this output.
 
-    The last item of a turn is closed by the next item or by the end of the turn. So if no item is open, the turn is over.
+    The last item of a turn is closed by the next item or by the end of the turn. If no item is open, the turn is over.
     """
 
     def __init__(self, log: LogReplay) -> None:
-        """``log`` has read all events so far."""
+        """`log` must have read all events so far."""
         self.items = items = log.items
         open_items = [log.put(place) for place in log.open]
         self.open = last = open_items[-1] if open_items else None
-        """The item that is not done: the last one, with the text so far."""
+        """The last item, with the text so far, or None if no item is open."""
         self.turn_begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
-        """Number of items before those of the last turn."""
+        """Number of items before the last turn."""
         self.calls = sum(_is_served(item) and is_finished(item) for item in items)
         """Number of server-side calls that have ended."""
         turn = items[self.turn_begins_at :]
@@ -168,11 +172,14 @@ class Takeover:
 
     @property
     def is_charged(self) -> bool:
-        """Whether there were earlier turns, whose usage is not in the log."""
+        """Whether earlier turns have used tokens. The log does not contain their usage."""
         return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
 
     def ids_used(self, stem: str) -> int:
-        """Return one more than the highest number in the ids of the items, which are `<prefix>_<stem><number>`."""
+        """Return one more than the highest number in item ids and call ids of the form `<prefix>_<stem><number>`.
+
+        Return 0 if no id has this form.
+        """
         ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
         found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
         return max((int(match[1]) + 1 for match in found if match), default=0)
@@ -208,7 +215,7 @@ class Phase(StrEnum):
 
 
 def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
-    """Return the phase of a turn with these `items`. `served` is the open call, if the server would execute it."""
+    """Return the phase of a turn with these `items`. `served` is the open call that the server would execute, if any."""
     phase = Phase.NOTHING
     for item in items:
         kind, has_text = item["type"], phase is Phase.TEXT
@@ -225,15 +232,16 @@ def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
 
 
 class Seam:
-    """Holds back the first text after an interruption until it is known not to repeat the text before it.
+    """Holds back the first text after an interruption until it is clear whether this text repeats the message so far.
 
-    A text that consists of repetitions, such as a line of dashes, is not compared: its continuation may look the same.
+    If the message so far consists of repetitions, such as a line of dashes, the texts are not compared, because the
+    continuation may look the same.
     """
 
     __slots__ = ("_before", "_held", "_matched", "_tail")
 
     def __init__(self, before: str, *, is_trimmed: bool) -> None:
-        """`before` is the text of the message so far. If `is_trimmed`, the upstream did not see the white space at its end."""
+        """`before` is the message so far. If `is_trimmed`, the upstream did not see the white space at the end of `before`."""
         begun = before.lstrip()
         self._before = "" if repeats_itself(begun) else begun
         self._tail = before[len(before.rstrip()) :] if is_trimmed else ""
@@ -241,8 +249,11 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Take text and return what is new; None while that is not known. Raises `UpstreamError` for a new answer."""
-        seen = _common(text, self._tail)  # white space that the upstream, which did not see it, repeats
+        """Compare the next text with the message so far. Return the new text, or None if more text is needed to decide.
+
+        Raises `UpstreamError` if the upstream started a new answer instead of continuing the message.
+        """
+        seen = _common(text, self._tail)  # white space that the upstream did not see and repeats
         self._tail = self._tail[seen:] if seen == len(text) else ""
         text = text[seen:]
         self._held.append((text, logprobs))
@@ -257,18 +268,18 @@ class Seam:
         return self.flush()
 
     def flush(self) -> list[tuple[str, Any]]:
-        """Return the text that is held back. Raises `UpstreamError` if it begins a new answer."""
+        """Return the text that is held back. Raises `UpstreamError` if the upstream started a new answer."""
         if self._matched > MAX_CHANCE:
             raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
         return [(text, logprobs) for text, logprobs in self._held if text]
 
 
 def repeats_itself(text: str) -> bool:
-    """Return whether `text` consists of a piece that occurs at least twice. The last occurrence may be cut off."""
+    """Whether `text` consists of repetitions of one piece. The last repetition may be cut off."""
     period = text.find(text[: (len(text) + 1) // 2], 1)
     return 0 < period <= len(text) // 2 and text[period:] == text[:-period]
 
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common beginning."""
+    """Return the length of the common prefix of two texts."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

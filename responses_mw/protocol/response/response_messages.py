@@ -1,12 +1,12 @@
-"""vLLM's ``input_messages`` and ``output_messages``: what the model received and wrote.
+"""Build vLLM's `input_messages` and `output_messages`, which show what the model received and wrote.
 
-Clients request them with ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss, they are Harmony
-messages, as ``openai_harmony.Message.from_dict`` reads them. They have the author twice: at the top, where that function
-expects it, and under ``author``, as vLLM serializes it. For other models, they are ``raw_message_tokens``: the prompt and the
-answer as texts and token ids.
+Clients request these members with `enable_response_messages` (vLLM's Responses API, "Extra parameters"). For gpt-oss, they
+contain Harmony messages that `openai_harmony.Message.from_dict` can read. A Harmony message has its author twice: at the top
+level, where `from_dict` expects it, and under `author`, as vLLM serializes it. For other models, the members contain
+`raw_message_tokens`: the prompts and answers as texts and token ids.
 
-What a Chat Completions server does not report stays empty. Only vLLM reports token ids (``RAW_PARAMETERS``), and the text of
-an answer is as the server decoded it. If text and tokens differ, the tokens are right, as in vLLM.
+Data that the upstream does not report is left empty. Only vLLM reports token ids (see `RAW_PARAMETERS`). The text of an answer
+is the text that the server decoded. If text and tokens differ, the tokens are correct, as in vLLM.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
 RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
-"""Parameters of vLLM's chat API that request the prompt as text, and token ids. Other servers do not know them."""
+"""Parameters of vLLM's chat API that request token ids and the text of the prompt. Other servers do not support them."""
 
 _START = 200006
-"""The token ``<|start|>``, with which every prompt of gpt-oss begins."""
+"""The token `<|start|>`, with which every prompt of gpt-oss begins."""
 
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
 _BUILT_IN_LABEL = "code_interpreter"
-"""vLLM treats an MCP server with this label as the built-in tool."""
+"""Label of an MCP server. vLLM treats a server with this label as its built-in Python tool."""
 
 
 def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
-    """Whether ``model`` uses Harmony, according to its name or its prompt."""
+    """Whether the model uses Harmony, according to its name or to the prompt tokens of its `turns`."""
     name = model.lower().replace("_", "-")
     return "gpt-oss" in name or any(turn.prompt_tokens[:1] == [_START] for turn in turns)
 
 
 class ResponseMessages:
-    """Collects the messages of a run."""
+    """Collects the texts and tokens of a run, and builds its `input_messages` and `output_messages`."""
 
     def __init__(self) -> None:
         self._chat: ChatRequest | None = None
@@ -51,13 +51,13 @@ class ResponseMessages:
         self._turns: list[RawTurn] = []
 
     def begin(self, chat: ChatRequest, offered: Sequence[OfferedFunction]) -> None:
-        """Begin a turn with this chat request, before ``RAW_PARAMETERS`` are added to it."""
+        """Begin a turn. `chat` is its request without `RAW_PARAMETERS`, and `offered` are the functions in the request."""
         if self._chat is None:
             self._chat, self._offered = chat, offered
         self._turns.append(RawTurn(chat["messages"]))
 
     def take(self, chunks: Iterable[Chunk | Text]) -> None:
-        """Take the chunks from one read of the turn's answer."""
+        """Collect the texts and tokens in chunks of the turn's answer. Raises `UpstreamError` if token ids are malformed."""
         for chunk in chunks:
             if isinstance(chunk, dict):
                 self._turns[-1].take(chunk)
@@ -67,7 +67,10 @@ class ResponseMessages:
     def members(
         self, model: str, output: Sequence[Item], results: Mapping[str, str | list[Part]]
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return both members of the document. ``results`` is what the model saw of the calls in ``output``, by item id."""
+        """Return the members `input_messages` and `output_messages` of the document.
+
+        `results` maps the ids of call items in `output` to the results that the model saw.
+        """
         if self._chat is not None and is_harmony(model, self._turns):
             given, made = harmony_input(self._chat, self._offered), harmony_output(output, results)
         else:
@@ -80,7 +83,10 @@ class ResponseMessages:
 
 @dataclass(slots=True)
 class RawTurn:
-    """One chat completion as texts and tokens. ``messages`` is what was sent; ``take`` collects the rest."""
+    """One chat completion as texts and tokens.
+
+    `messages` are the messages of the request. All other fields are collected from the chunks of the answer.
+    """
 
     messages: Sequence[Message]
     prompt: str | None = None
@@ -89,7 +95,7 @@ class RawTurn:
     tokens: list[int] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> None:
-        """Take a chunk. Raise ``UpstreamError`` if token ids are not numbers."""
+        """Add the texts and token ids in a chunk of the answer. Raises `UpstreamError` if token ids are not integers."""
         if isinstance(chunk.get("prompt_text"), str):
             self.prompt = chunk["prompt_text"]
         self.prompt_tokens += _token_ids(chunk, "prompt_token_ids")
@@ -117,7 +123,11 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
 
 
 def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the prompt of the first turn; and the answer of each turn, with the prompts between them."""
+    """Return the input messages and the output messages of a run as `raw_message_tokens`.
+
+    The input is the prompt of the first turn. The output is the answers of all turns, with the prompts of later turns between
+    them. If the upstream does not report a prompt, the JSON of the chat messages is used.
+    """
     texts: list[tuple[str, list[int]]] = []
     for turn in turns:
         prompt = turn.prompt if turn.prompt is not None else orjson.dumps([*turn.messages]).decode()
@@ -130,10 +140,10 @@ def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[d
 
 
 def harmony_input(chat: ChatRequest, offered: Sequence[OfferedFunction] = ()) -> list[dict[str, Any]]:
-    """Convert the first chat request of a run to Harmony messages; ``offered`` are its functions.
+    """Convert the first chat request of a run to Harmony messages. `offered` are the functions in the request.
 
-    The system message comes first, then a developer message if there are instructions or client functions. Instructions with
-    only built-in tools go to the system message, as in vLLM with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
+    The system message comes first. A developer message follows if there are instructions or client functions. If all tools are
+    built in, the instructions go to the system message, as in vLLM with `VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS`.
     """
     messages: list[Message] = list(chat["messages"])
     first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
@@ -161,7 +171,11 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Convert one chat message. ``names`` maps call ids to the authors of tool messages; assistant messages add to it."""
+    """Convert one chat message to Harmony messages.
+
+    `names` maps call ids to the names of tools, which are the authors of tool messages. The calls in an assistant message are
+    added to `names`.
+    """
     role, text = message["role"], _flat(message.get("content"))
     if role == "tool":
         call_id = message["tool_call_id"]
@@ -181,9 +195,9 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """Convert the ``output`` of a response to Harmony messages.
+    """Convert the `output` of a response to Harmony messages.
 
-    ``results`` maps the ids of call items to the results that the model saw. Text before a call is a preamble.
+    `results` maps the ids of call items to the results that the model saw. A text before the last call is a preamble.
     """
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
@@ -203,7 +217,7 @@ def _is_call(item: Item) -> bool:
 
 
 def _from_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]]:
-    """A call, with its result if the server executed it."""
+    """Convert a call item to a message with the call. If the server executed the call, add a message with the result."""
     to, call_id = _recipient(item["type"], item), str(item.get("call_id") or item["id"])
     made = [_call(to, arguments_of(item), call_id)]
     if "call_id" in item or item["type"] == "mcp_approval_request":
@@ -214,7 +228,7 @@ def _from_call(item: Item, result: str | list[Part] | None) -> list[dict[str, An
 
 
 def _recipient(kind: str, members: Mapping[str, Any]) -> str:
-    """The Harmony recipient of a call whose item has this type and these members."""
+    """Return the Harmony recipient of a call whose item has the type `kind` and these `members`."""
     if kind == "web_search_call":
         return _BROWSER
     if kind == "code_interpreter_call" or members.get("server_label") == _BUILT_IN_LABEL:
@@ -224,14 +238,14 @@ def _recipient(kind: str, members: Mapping[str, Any]) -> str:
 
 
 def _flat(content: str | list[Part] | None) -> str:
-    """The text of a message or a result. Images are left out: Harmony has none."""
+    """Return the text of a message or a result. Images are left out, because Harmony does not support them."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or () if isinstance(part.get("text"), str))
 
 
 def _content(role: str, **members: Any) -> dict[str, Any]:
-    """A message of the system or the developer, with the members that are not empty."""
+    """Return a system or developer message with those `members` that are not empty."""
     return _of(role, [{"type": f"{role}_content", **{name: value for name, value in members.items() if value}}])
 
 
@@ -245,8 +259,8 @@ def _of(role: str, content: list[dict[str, Any]], name: str | None = None, **mem
 
 
 def _call(to: str, arguments: str, call_id: str) -> dict[str, Any]:
-    """A message with a call. ``call_id`` is not part of Harmony: it links a later result to its call."""
-    if to == _PYTHON:  # it receives the plain code
+    """Return a message with a call. `call_id` is not part of Harmony. It links a later result to the call."""
+    if to == _PYTHON:  # Python receives the plain code
         code = (parse_arguments(arguments) or {}).get("code")
         text = code if isinstance(code, str) else arguments
         return _message("assistant", text, channel="analysis", recipient=to, call_id=call_id)

@@ -1,4 +1,4 @@
-"""Stream text: the open text part of an item, reasoning within the text, log probabilities, and citations of sources."""
+"""Stream text: the open text part of an item, reasoning tags, log probabilities, and citations of sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..types import Item
 from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done, readable_text
 
 Source = Mapping[str, Any]
-"""A source of a web search: ``url``, ``title`` and ``number`` (default: its position in the sequence, from 1)."""
+"""A source found by a web search: `url`, `title` and `number`. The default number is its position in the sequence, from 1."""
 
 
 class OpenText:
-    """The last part of an item, whose text is being streamed. ``place`` holds the ids and indices in its events."""
+    """The last part of an item, whose text is being streamed. `place` holds the ids and indices for its events."""
 
     __slots__ = ("_emitter", "item", "kind", "part", "pieces", "place", "template")
 
@@ -32,7 +32,7 @@ class OpenText:
         self._emitter = emitter
 
     def add(self, text: str, logprobs: Any = None) -> None:
-        """Add one delta. ``logprobs`` is the chat chunk's, if requested."""
+        """Add a piece of text and emit it as a delta. `logprobs` are the chat chunk's log probabilities, if requested."""
         self.pieces.append(text)
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = _response_logprobs(logprobs)
@@ -46,7 +46,7 @@ class OpenText:
         self.part[self.kind.member] = "".join(self.pieces)
 
     def finish(self, sources: Sequence[Source]) -> None:
-        """Complete the text. It may cite ``sources``."""
+        """Complete the text, add the citations of `sources` in it, and emit the events that end the part."""
         self.put()
         if self.kind is OUTPUT_TEXT:
             self.part["annotations"] = citations(self.part["text"], sources)
@@ -54,10 +54,10 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Split streamed text with ``<think>...</think>`` into reasoning and answer.
+    """Splits streamed text with `<think>...</think>` into reasoning and answer.
 
-    Some servers do not parse these tags (TGI, vLLM without ``--reasoning-parser``). A tag may be split over chunks, so the
-    beginning of a possible tag is held back. The answer keeps the log probabilities of its tokens.
+    Some servers do not parse these tags (TGI, vLLM without `--reasoning-parser`). A tag may be split across chunks, so text
+    that may begin a tag is held back. The log probabilities of the answer's tokens are kept.
     """
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
@@ -66,11 +66,11 @@ class ThinkingSplitter:
         self._tags = (f"<{tag}>", f"</{tag}>")
         self._thinking = False
         self._held = ""
-        self._read = 0  # characters before the held ones
-        self._tokens: deque[tuple[int, Any]] = deque()  # log probabilities with the ends of their tokens
+        self._read = 0  # number of characters before the text that is held back
+        self._tokens: deque[tuple[int, Any]] = deque()  # ends of tokens, with the tokens' log probabilities
 
     def feed(self, text: str, logprobs: Any = None) -> list[tuple[bool, str, Any]]:
-        """Return triples of (is reasoning, piece, log probabilities), without the tags."""
+        """Split the next piece of text. Return triples of (is reasoning, text, log probabilities), without the tags."""
         self._note(text, logprobs)
         whole, begin, pieces = self._held + text, 0, []
         while (end := whole.find(tag := self._tags[self._thinking], begin)) >= 0:
@@ -85,7 +85,7 @@ class ThinkingSplitter:
         return [piece for piece in pieces if piece[1]]
 
     def flush(self) -> list[tuple[bool, str, Any]]:
-        """Return the text that is held back at the end of the answer, which is not a tag."""
+        """Return the text that is still held back at the end of the answer, because it turned out not to be a tag."""
         return [self._piece(self._held, 0)] if self._held else []
 
     def _note(self, text: str, logprobs: Any) -> None:
@@ -96,7 +96,7 @@ class ThinkingSplitter:
             self._tokens.append((end, entry))
 
     def _piece(self, text: str, offset: int) -> tuple[bool, str, Any]:
-        """Return a piece, with the log probabilities of the tokens that end in it if it belongs to the answer."""
+        """Return the triple for a piece of text. For the answer, it includes the log probabilities of tokens that end in it."""
         start = self._read + offset
         content = []
         while self._tokens and self._tokens[0][0] <= start + len(text):
@@ -107,14 +107,15 @@ class ThinkingSplitter:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """The length of the longest suffix of ``text`` with which ``tag`` begins."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `tag`."""
     return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:length])), 0)
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
-    """Keep the log probabilities of the tokens of `content`. `after` is the reasoning before it, if any.
+    """Reduce `logprobs` to the tokens of `content`. `after` is the reasoning before the content, if any.
 
-    For a whole answer, vLLM also reports the tokens of the reasoning and of calls, and the token that ends the answer.
+    For a whole answer, vLLM also reports the tokens of the reasoning and of calls, and the token that ends the answer. If the
+    tokens do not contain `content`, return None if there is reasoning, and otherwise `logprobs` unchanged.
     """
     if not isinstance(content, str):
         return logprobs
@@ -135,7 +136,10 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 
 def hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of the reasoning from a whole answer. vLLM reports them with those of the text."""
+    """Remove the log probabilities of reasoning tokens from the messages of a whole answer, in place.
+
+    vLLM reports the log probabilities of reasoning together with those of the text.
+    """
     thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None
@@ -146,7 +150,7 @@ def hide_logprobs(items: list[Item]) -> None:
 
 
 def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """Convert ``choice.logprobs`` to the form of the Responses API. Some servers leave out the bytes (TGI)."""
+    """Convert `choice.logprobs` to the form of the Responses API. If the bytes are missing (TGI), they are computed."""
     return [
         {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
         for entry in _entries(logprobs)
@@ -154,7 +158,7 @@ def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
 
 
 def _entries(holder: Any, name: str = "content") -> list[dict[str, Any]]:
-    """Return the objects that ``holder`` lists under ``name``."""
+    """Return the objects in the list `holder[name]`, or an empty list if `holder` is malformed."""
     listed = holder.get(name) if isinstance(holder, dict) else None
     return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
@@ -182,7 +186,7 @@ _MARKERS = re.compile(
 _AFTER_URL = ".,;:!?'\"*_~`)]}|"
 _DIGITS = re.compile(r"\d+")
 _MAX_NUMBER = 2**31
-"""Maximum number of a source. Later sources get larger numbers, and JSON integers are limited."""
+"""Maximum number of a source. Later sources have larger numbers, and JSON integers are limited."""
 NOTHING_FOUND = "The search found nothing. Other words may find more."
 _HEADING = (
     "Search results. Cite those that you use, by number as in [1] or by a Markdown link to the URL. "
@@ -191,17 +195,17 @@ _HEADING = (
 
 
 def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """Return the ``url_citation`` annotations of an answer, in order and without overlaps.
+    """Return the `url_citation` annotations of an answer, in order and without overlaps.
 
-    ``text[start_index:end_index]`` is the marker: the whole link, the URL, ``[3]``, or each number of ``[1, 3]``. At each
+    `text[start_index:end_index]` is the marker: the whole link, the URL, `[3]`, or each number of `[1, 3]`. At each
     position of the text, the first of these rules applies:
 
-    1. Code is not a citation: text within backticks or a fence is skipped (``items[1]``).
-    2. A Markdown link to a source. A link to anything else is skipped as a whole, including its ``[1]``.
-    3. The bare URL of a source, without trailing punctuation.
-    4. ``[3]``, ``[1, 3]``, ``【3】`` and ``【3†...】`` with the number of a source.
+    1. Code within backticks or a fence is skipped, because an index such as `items[1]` is not a citation.
+    2. A Markdown link to a source is a citation. A link to anything else is skipped as a whole, including its `[1]`.
+    3. The bare URL of a source, without trailing punctuation, is a citation.
+    4. `[3]`, `[1, 3]`, `【3】` and `【3†...】` are citations if the number is that of a source.
 
-    URLs are compared without scheme, ``www.``, fragment and trailing slash, as models often change these.
+    URLs are compared without scheme, `www.`, fragment and trailing slash, because models often change these.
     """
     if not sources:
         return []
@@ -237,7 +241,10 @@ def _cited(
 
 
 def _bare(url: str, start: int, by_url: Mapping[str, Source]) -> tuple[Source | None, int, int]:
-    """Return the source of a bare URL with its start and end. Punctuation may belong to the URL or to the sentence."""
+    """Return the source of a bare URL, if any, and the start and end of the citation.
+
+    Trailing punctuation may belong to the URL or to the sentence, so several ends of the URL are tried.
+    """
     shortest = len(url.rstrip(_AFTER_URL))
     for length in (*range(len(url), max(shortest, len(url) - 8) - 1, -1), shortest):
         if (source := by_url.get(_key(url[:length]))) is not None:
@@ -256,7 +263,10 @@ def _key(url: str) -> str:
 
 
 def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return the sources that the ``web_search_call`` items of a history found, by their numbers, each number once."""
+    """Return the sources found by the `web_search_call` items of a history, sorted by number.
+
+    If several results have the same number, the last one is used. Results without a URL are left out.
+    """
     calls = (item for item in items if item.get("type") == "web_search_call")
     found = {result["number"]: result for item in calls for result in _well_formed(item.get("results"))}
     return [
@@ -267,7 +277,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """Return the text that the model reads for the ``results`` of a ``web_search_call`` item.
+    """Return the `results` of a `web_search_call` item as text for the model.
 
     A source keeps its number throughout a history, and the model may cite it by number or URL.
     """
@@ -279,7 +289,7 @@ def listing(results: Any) -> str:
 
 
 def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
-    """The well-formed results. A client may have sent the item back with changes."""
+    """Yield the well-formed results. A client may have changed the item before it sent the item back."""
     for result in results if isinstance(results, list) else ():
         if not isinstance(result, dict):
             continue
