@@ -1,4 +1,4 @@
-"""The upstream: the deployment behind us, reached over the network or in this process."""
+"""The upstream: the server behind this one, reached over the network or in this process."""
 
 from .caller import Caller, Standing
 from .client import Upstream

@@ -1,8 +1,8 @@
-"""The interface to an upstream, whichever API it speaks.
+"""The interface to an upstream, independent of its API.
 
-A response is made in turns. The engine describes each turn in a `TurnRequest`. A `Backend` converts it to a request of the
-upstream's API and opens the stream of the answer. `ChatBackend` uses Chat Completions, `ResponsesBackend` the Responses API of
-an upstream that has one.
+A response is made in turns. The engine describes each turn in a `TurnRequest`. A `Backend` converts the turn to a request of
+the upstream's API and opens the stream of the answer. `ChatBackend` uses Chat Completions. `ResponsesBackend` uses the
+upstream's own Responses API.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .client import Upstream
 from .stream import ChatStream
 
 COMPACTION = "compaction"
-"""Purpose of the envelope of a summary."""
+"""Purpose of the envelopes that contain the summary of a compaction."""
 REASONING = "reasoning"
-"""Purpose of the envelope of a reasoning item's text."""
+"""Purpose of the envelopes that contain the text of a reasoning item."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What to ask the upstream in one turn of a response."""
+    """One turn of a response, to be requested from the upstream."""
 
     request: CreateResponse
     caller: Caller
@@ -48,7 +48,7 @@ class TurnRequest:
     input: Sequence[Item]
     """The items of the request's input."""
     document: Document
-    """The response so far; the model sees its output too."""
+    """The response so far. The model also sees its output."""
     size: int = 0
     """Size of history and input as JSON, in bytes."""
     functions: Sequence[OfferedFunction] = ()
@@ -56,13 +56,13 @@ class TurnRequest:
     results: Mapping[str, str | list[Part]] = field(default_factory=dict)
     """The results of calls made in this response, by the id of the call's item."""
     number: int = 1
-    """1 for the first turn."""
+    """Number of turns begun: 1 during the first turn, 0 before it."""
     is_last: bool = False
     """Whether this is the last turn, so that no server-side function is offered."""
     messages: ResponseMessages | None = None
-    """Records vLLM's `input_messages` and `output_messages` if they were requested."""
+    """The recorder of vLLM's `input_messages` and `output_messages`, or None if they were not requested."""
     prefill: Prefill | None = None
-    """How to continue the last message, if an earlier answer to this turn was interrupted within it."""
+    """How to continue the last message, if an earlier answer to this turn was interrupted within that message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Prefix:
     """Whether white space at the end of the text is hidden from the upstream."""
     prefill: Prefill
     usage: dict[str, Any] | None
-    """The usage of the turn so far, as in a chat completion; None if it cannot be counted."""
+    """The usage of the turn so far, as in a chat completion, or None if it cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,19 @@ class OpenTurn:
     span: TurnSpan
 
     async def aclose(self) -> None:
-        """Close the connection to the upstream and the span."""
+        """End the span, and close the stream of the answer."""
         self.span.close()
         await self.stream.aclose()
 
 
 class Backend(ABC):
-    """Requests turns from one upstream. All runs share it."""
+    """Requests turns from one upstream. All runs share the backend."""
 
     can_take_over = False
     """Whether a response can be continued from another worker's output."""
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
-        """`open_reasoning` selects the names of reasoning events in the Open Responses specification."""
+        """If `open_reasoning` is true, reasoning events have the names of the Open Responses specification."""
         self._upstream = upstream
         self._sealer = sealer
         self._think_tag = settings.think_tag
@@ -108,21 +108,27 @@ class Backend(ABC):
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> ResponseBuilder:
-        """Create the object that builds the response from what the upstream sends."""
+        """Return the builder of the response from the upstream's chunks or events.
+
+        `used_call_ids` are the call ids in the history.
+        """
 
     @abstractmethod
     def replay_builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> ResponseBuilder:
-        """Create the object that builds the response from the chat chunks of a cached answer."""
+        """Return the builder of the response from the chat chunks of a cached answer. The parameters are those of `builder`."""
 
     @abstractmethod
     def cached_summary(self, request: CreateResponse) -> bool | None:
-        """Return whether a replay of the answer shows reasoning as a summary; None if the replay is always identical."""
+        """Return whether a replay shows reasoning as a summary, or None if every replay is identical to the answer."""
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Create the recorder of `input_messages` and `output_messages`; None unless they are requested and made here."""
+        """Return the recorder of `input_messages` and `output_messages`.
+
+        Returns None if the request does not ask for them or the upstream makes them.
+        """
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
@@ -130,21 +136,25 @@ class Backend(ABC):
 
     @abstractmethod
     def items(self, turn: TurnRequest) -> list[Item]:
-        """Return all items that the model sees, decrypted. Raises `BadRequest` for an item that this server did not encrypt."""
+        """Return all items that the model sees, decrypted.
+
+        Raises `BadRequest` for an item that this server did not encrypt, unless the upstream may have encrypted it.
+        """
 
     @abstractmethod
     async def begin(self, turn: TurnRequest) -> OpenTurn:
-        """Send the turn and wait for the first bytes of the answer. Raises `APIError`."""
+        """Send the turn, and return it once its answer has begun. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the prefix from which an interrupted `turn` can continue; None unless the upstream is proven to continue it.
+        """Return the text from which an interrupted `turn` can continue.
 
-        `begins_at` is the index of the turn's first item in the output. Raises `APIError` if the upstream cannot be asked.
+        Returns None if no check has shown that the upstream continues the text. `begins_at` is the index of the turn's first
+        item in the output. Raises `APIError` if a request of the check fails.
         """
         return None
 
     async def continues(self, turn: TurnRequest) -> bool:
-        """Return whether a text in the answer to `turn` could be continued. Raises `APIError` if that cannot be asked."""
+        """Return whether the upstream would continue an interrupted text of `turn`. Raises `APIError` if the check fails."""
         return False
 
     @abstractmethod
@@ -153,7 +163,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def check(self, turn: TurnRequest) -> None:
-        """Raise `BadRequest` if the turn cannot be expressed in the upstream's API."""
+        """Check that the turn can be expressed in the upstream's API.
+
+        Raises `BadRequest` if it cannot, and `UpstreamError` if the upstream's dialect cannot be detected.
+        """
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
@@ -178,17 +191,17 @@ class Backend(ABC):
         return opened
 
     def _open_summary(self, owner: str, envelope: str) -> bytes | None:
-        """Decrypt a compaction item; None if another server encrypted it."""
+        """Return the decrypted envelope of a compaction item, or None if it cannot be decrypted here."""
         return unseal(self._sealer, envelope, purpose=COMPACTION, owner=owner)
 
     def _open_reasoning(self, owner: str, envelope: str) -> str | None:
-        """Decrypt the text of a reasoning item; None if another server encrypted it."""
+        """Return the decrypted text of a reasoning item, or None if it cannot be decrypted here."""
         text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
         return text.decode() if text is not None else None
 
 
 def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes | None:
-    """Open an envelope; None if it belongs to another server or owner."""
+    """Return the decrypted contents of `envelope`, or None if the envelope belongs to another server, owner or purpose."""
     try:
         return sealer.open(envelope, purpose=purpose, owner=owner)
     except InvalidEnvelope:

@@ -1,11 +1,13 @@
 """The caller of a request, and the check that the upstream accepts its credential. The check precedes every side effect.
 
-1. Two requests with the caller's headers must both be accepted. Listing the models has no side effect, but some servers
-   (llama.cpp, TGI, OpenRouter) show the list to everybody. So an empty chat request follows: a server that refuses the
-   credential answers 401 or 403, and one that accepts it reports an invalid request. No model runs.
-2. If the list is inconclusive (403: the key may be for chats only; 404, 405, 501: no such list), an invalid request would prove
-   too little. Instead, the smallest valid request must be answered. The same applies if the server fails on the empty request.
-3. Anything that is neither an acceptance nor a refusal (an overload, an unreachable server) is an error and admits nobody.
+1. The check sends two requests with the caller's headers, and the upstream must accept both. The first request lists the
+   models. It has no side effect, but some servers (llama.cpp, TGI, OpenRouter) show the list to everybody. The second request
+   is an empty chat request. A server that refuses the credential answers it with 401 or 403. A server that accepts the
+   credential reports an invalid request. No model runs.
+2. The list is inconclusive if its status is 403 (the key may be valid for chats only) or 404, 405 or 501 (the server has no
+   list), or if the body is not a list. The error for an empty chat request would not show enough in this case, so the server
+   must answer the smallest valid request. The same applies if the server fails on the empty request.
+3. An overload or an unreachable server is neither an acceptance nor a refusal. It is an error and admits nobody.
 4. An acceptance is valid for 30 seconds, whether it comes from this check or from a chat. Refusals are not remembered.
 """
 
@@ -25,15 +27,15 @@ from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
 
 REFUSALS = frozenset({401, 403})
-"""Statuses by which a server refuses a credential."""
+"""Statuses with which a server refuses a credential."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted, because of one of our keys, a recent check or the upstream's answer to this request."""
+    """Whether a caller is accepted, because of one of our API keys, a recent check or the upstream's answer to this request."""
 
     is_known: bool = False
-    """The caller has one of our keys. A refusal by the upstream then concerns the operator's credential."""
+    """Whether the caller has one of our API keys. If so, a refusal by the upstream concerns the operator's credential."""
     is_accepted: bool = False
     is_refused: bool = False
     _has_chatted: bool = False
@@ -44,7 +46,7 @@ class Standing:
         self.is_refused = False
 
     def chat_refused(self) -> None:
-        """Record that the upstream refused the caller. Ignored after an answer has begun."""
+        """Record that the upstream refused the caller, unless the caller has one of our API keys or an answer has begun."""
         if not (self.is_known or self._has_chatted):
             self.is_accepted, self.is_refused = False, True
 
@@ -53,7 +55,8 @@ class Standing:
 class Caller:
     """The caller of a request.
 
-    `owner` owns what the request stores, `headers` are forwarded to the upstream, and in-process calls inherit `scope`.
+    `owner` is the owner of all objects that the request stores. `headers` are forwarded to the upstream. `scope` is the ASGI
+    scope that a call to an upstream in this process inherits from.
     """
 
     owner: str = ANONYMOUS
@@ -62,11 +65,14 @@ class Caller:
     standing: Standing = field(default_factory=Standing, compare=False)
 
     def with_headers(self, headers: dict[str, str]) -> Caller:
-        """Return the same caller, with its standing, for a request with other headers."""
+        """Return the caller with other `headers`. The result shares the standing."""
         return Caller(self.owner, headers, self.scope, self.standing)
 
     def again(self) -> Caller:
-        """Return the caller for another request. It must be checked again unless it has one of our keys."""
+        """Return the caller for another request, with a new standing.
+
+        The upstream must accept the caller again, unless the caller has one of our API keys.
+        """
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
 
@@ -78,21 +84,21 @@ ACCEPTED_FOR = 30.0
 MAX_ACCEPTED = 10_000
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
-"""Statuses of the list of models that leave open whether the credential is accepted."""
+"""Statuses of the list of models that do not show whether the credential is accepted."""
 _INVALID = frozenset({400, 422})
 """Statuses of a request whose body was validated."""
 _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
 """Headers that differ between requests of one caller."""
 _OF_THE_HOST = frozenset({"user", "auth", "session"})
-"""Members of the ASGI scope in which a host's middleware identifies the caller, besides the headers."""
+"""Members of the ASGI scope in which the host application's middleware identifies the caller."""
 
 Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
-"""Sends a request for a caller. Raises `UpstreamError` if there is no answer."""
+"""Sends a request, given its method, path, caller and body. Raises `UpstreamError` if there is no response."""
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 
 class Verification:
-    """Checks credentials at one upstream. `chat_path` is its path for chats or responses."""
+    """Checks credentials at one upstream. `chat_path` is the upstream's path for chats or responses."""
 
     def __init__(self, ask: Ask, fault_of: FaultOf, *, chat_path: str) -> None:
         self._ask = ask
@@ -101,10 +107,13 @@ class Verification:
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Expiry of each accepted credential, in order of last use."""
         self._model = "default"
-        """A model that the upstream has answered for, used if no list names one."""
+        """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted. Raises `Unauthorized` if not, and `UpstreamError` if that is unclear."""
+        """Check that the upstream accepts the caller, and record the result in the caller's standing.
+
+        Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is inconclusive.
+        """
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")
@@ -117,13 +126,13 @@ class Verification:
         standing.is_accepted = True
 
     def chat_accepted(self, caller: Caller, model: str) -> None:
-        """Record that a chat of the caller was answered."""
+        """Record that the upstream began to answer a chat of the caller with `model`."""
         caller.standing.chat_accepted()
         self._model = model
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """Record that a chat of the caller was refused because of its credential."""
+        """Record that the upstream refused a chat because of the caller's credential."""
         caller.standing.chat_refused()
         key = _key(caller)
         if key is not None:
@@ -174,13 +183,13 @@ class Verification:
             refusal = Unauthorized(fault.message)
             refusal.upstream_status = fault.upstream_status
             return refusal
-        if fault.status < 500 and fault.status != 429:  # it concerns our probe, not the request
+        if fault.status < 500 and fault.status != 429:  # the error concerns the check, not the caller's request
             return UpstreamError(f"The upstream does not say whether it accepts the credential: {fault.message}")
         return fault
 
 
 def _key(caller: Caller) -> bytes | None:
-    """Hash everything the upstream may identify the caller by. None if the host identifies it by other means."""
+    """Return a hash of the caller's credentials, or None if the host application may identify the caller by other means."""
     if caller.scope is not None and not _OF_THE_HOST.isdisjoint(caller.scope):
         return None
     credentials = sorted((name, value) for name, value in caller.headers.items() if name not in _NOT_CREDENTIALS)
@@ -188,7 +197,7 @@ def _key(caller: Caller) -> bytes | None:
 
 
 def _listed(response: httpx.Response) -> list[Any] | None:
-    """Return the models in an answer, or None if it is not a list: some servers answer every path with a page."""
+    """Return the models in `response`, or None if it is not a list of models. Some servers send a web page for every path."""
     if response.status_code >= 300:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The backend for upstreams that speak Chat Completions: a turn is a chat completion, and tools run on this side."""
+"""The backend for Chat Completions upstreams. Each turn is a chat completion, and this server runs the server-side tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class ChatBackend(Backend):
-    """Requests chat completions."""
+    """A backend that requests each turn as a chat completion."""
 
     can_take_over = True
 
@@ -93,7 +93,11 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the turn's usage so far: the prompt of `before` is input, the rest of `prompt` output. None if unknown."""
+        """Return the usage of the interrupted turn, or None if it is unknown.
+
+        The tokens in the prompt of `before` are input tokens. The further tokens of `prompt` are output tokens. `items` are the
+        output items of the turn.
+        """
         chat = await self._fit_chat(before, None)
         if not is_text(chat):
             return None
@@ -101,7 +105,7 @@ class ChatBackend(Backend):
         tokens = await server.prompt_tokens(chat)
         if tokens is None:
             return None
-        # Interrupted reasoning is not counted: the model was asked again.
+        # Interrupted reasoning is not counted, because the model was asked again.
         thought = "".join(text_of(item) for item in items if item["type"] == "reasoning" and item["status"] == "completed")
         reasoning = await server.count_text(before.model, thought) if thought else 0
         return {
@@ -131,7 +135,10 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
-        """Call `ask` with the chat request of the turn. With `truncation: auto`, cut it to fit the context window."""
+        """Call `ask` with the chat request of the turn, and return its result.
+
+        With `truncation: auto`, the oldest items are removed until the request fits the context window.
+        """
         items = await by_size(turn.size, self.items, turn)
         chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
         if turn.request.truncation == "auto":
@@ -139,7 +146,7 @@ class ChatBackend(Backend):
         return await ask(await chat_of(items))
 
     async def _fit_chat(self, turn: TurnRequest, prefill: Prefill | None) -> ChatRequest:
-        """Return the chat request of the turn."""
+        """Return the chat request of the turn with `prefill`, truncated like the request in `_fit`."""
 
         async def take(chat: ChatRequest) -> ChatRequest:
             return chat
@@ -155,7 +162,7 @@ class ChatBackend(Backend):
         return opened
 
     async def _chat(self, turn: TurnRequest, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
-        """Make the chat request that shows the model `items`."""
+        """Return the chat request that shows `items` to the model."""
         return await by_size(
             turn.size,
             to_chat,
@@ -164,7 +171,7 @@ class ChatBackend(Backend):
             dialect,
             model=turn.model,
             offered=[function for function in turn.functions if not (function.form.served and turn.is_last)],
-            own=len(items) - len(turn.input) - len(turn.document["output"]),  # truncation may have removed items before it
+            own=len(items) - len(turn.input) - len(turn.document["output"]),  # truncation may have removed earlier items
             first_turn=turn.number <= 1,
             results=turn.results,
             prefill=turn.prefill,
@@ -180,7 +187,7 @@ def builder_options(
     think_tag: str | None,
     open_reasoning: bool,
 ) -> ResponseOptions:
-    """Return the options for building a response from chat chunks."""
+    """Return the options for building the response to `request`."""
 
     def seal(text: str) -> str:
         return sealer.seal(text.encode(), purpose=REASONING, owner=owner)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for connecting to the upstream. A running server accepts connections at once, even if it is busy."""
+"""Timeout in seconds for a connection to the upstream. A running server accepts connections at once, even if it is busy."""
 PROBE_TIMEOUT = 10.0
 """Seconds in which the upstream must list its models to count as available."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
@@ -40,13 +40,14 @@ _MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
 class Upstream:
     """One upstream server. `base` is its URL without `/v1`; `transport` reaches it over the network or in process.
 
-    The transport is used without httpx's client: redirects, cookies and proxies would be wrong here and cost time per request.
+    The transport is used without httpx's client, because redirects, cookies and proxies would be wrong here and cost time per
+    request.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
         self.transport = transport
         self.base = base
-        self._urls: dict[str, httpx.URL] = {}  # by path: parsing a URL costs as much as sending a request
+        self._urls: dict[str, httpx.URL] = {}  # by path, because parsing a URL costs as much as sending a request
         self._settings = settings
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
@@ -56,14 +57,15 @@ class Upstream:
         self._verification = Verification(self._ask, self._fault, chat_path=path)
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """Return the answer to a chat request. Its `open` sends the request.
+        """Return a stream of the answer to the chat request `body`. The request is sent by `ChatStream.open`.
 
-        `open` raises `UpstreamError` for an error status, `UpstreamUnreachable` and `UpstreamTimeout`.
+        `open` raises `UpstreamError` for an error status, `UpstreamUnreachable` if there is no connection, and
+        `UpstreamTimeout` if no answer begins in time.
         """
         return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
     def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
-        """Return the answer of a native Responses API to `body`, like `chat`."""
+        """Return a stream of the answer of the upstream's Responses API to `body`, like `chat`."""
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
@@ -75,11 +77,11 @@ class Upstream:
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
-        """Return the JSON at `path`. Raises `UpstreamError`."""
+        """Return the decoded JSON at `path`. Raises `UpstreamError`."""
         return await self._json(await self._ask("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
-        """Post `body` to an endpoint other than completions and return the JSON answer. Raises `UpstreamError`."""
+        """Post `body` to an endpoint other than completions, and return the decoded JSON response. Raises `UpstreamError`."""
         return await self._json(await self._ask("POST", path, caller, orjson.dumps(body)), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
@@ -92,31 +94,38 @@ class Upstream:
 
     @property
     def known_dialect(self) -> str | None:
-        """The name of the dialect, unless it is still to be detected."""
+        """The name of the dialect, or None if the dialect has not been detected yet."""
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured or detected dialect. Detection is repeated until the upstream answers."""
+        """Return the configured or detected dialect.
+
+        If the upstream refuses to list its models, return OpenAI's dialect, and repeat the detection in the next call. Raises
+        `UpstreamError` if the upstream is overloaded or unavailable.
+        """
         if self._dialect is None:
             try:
                 models = await self.models(caller)
             except UpstreamError as error:
                 if error.is_overload or error.status in (502, 503, 504):
                     raise
-                return OPENAI  # it refuses this caller: the chat request will say why
+                return OPENAI  # the upstream refuses this caller, and its error for the chat request gives the reason
 
             self._dialect = await detect(models, lambda path: self._ask("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted`, or the upstream's only model. Raises `BadRequest` unless there is exactly one."""
+        """Return `wanted`, or the name of the upstream's only model if `wanted` is None. Adapters are ignored.
+
+        Raises `BadRequest` if the upstream does not have exactly one model, and `UpstreamError` if its models cannot be listed.
+        """
         if wanted is not None:
             return wanted
         now = time.monotonic()
         if self._only_model and now < self._only_model_until:
             return self._only_model
-        models = [model for model in await self.models(caller) if not model.get("parent")]  # adapters do not count
+        models = [model for model in await self.models(caller) if not model.get("parent")]  # without adapters
         if len(models) == 1:
             self._only_model, self._only_model_until = str(models[0]["id"]), now + _MODELS_LAST
             return self._only_model
@@ -125,18 +134,19 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the upstream accepts the caller, or that it has one of our keys. Call this before every side effect.
+        """Check that the caller has one of our API keys or is accepted by the upstream. Call this before every side effect.
 
-        Asks the upstream unless it has answered this request or recently accepted the credential (see `caller`). Raises
-        `Unauthorized` if the caller is refused, and `UpstreamError` if the check is inconclusive.
+        The check sends no request if the upstream has already answered the caller's request or has recently accepted the
+        credential (see `caller`). Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is
+        inconclusive.
         """
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream answers a cheap request, even with an error.
+        """Check that the upstream answers a cheap request. Most error statuses count as an answer.
 
-        Raises `UpstreamError` (an overload) if it is unavailable. A 429, 502, 503 or 504 counts as unavailable: it may come
-        from a proxy.
+        Raises `UpstreamError` with `is_overload` set if the upstream is unavailable, or if the status is 429, 502, 503 or 504,
+        because such a status may come from a proxy.
         """
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
@@ -152,7 +162,7 @@ class Upstream:
             raise
 
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
-        """Open `stream` and record whether the upstream accepted its caller. Raises `UpstreamError`."""
+        """Open `stream`, and record whether the upstream accepted or refused `caller`. Raises `UpstreamError`."""
         try:
             await stream.open()
         except UpstreamError as error:
@@ -182,7 +192,11 @@ class Upstream:
         )
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Return the whole response. An error's body is dropped if it is too large or compressed. Raises `UpstreamError`."""
+        """Send a request, and return the response with its whole body.
+
+        The body of an error response is discarded if it is too large or compressed. Raises `UpstreamError` if there is no
+        response, or if the body of a successful response is too large or compressed.
+        """
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:
@@ -199,9 +213,10 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send the request. Failed connections, 502 and 503 are retried for half of `upstream.status_grace`.
+        """Send the request, and return the response before its body is read. Raises `UpstreamError` if there is no response.
 
-        The other half is left for the last attempt, so that its status can still be sent to the caller.
+        Failed connections and fast responses with status 502 or 503 are retried for half of `upstream.status_grace`. The other
+        half is left for the last attempt, so that its status can still be sent to the caller.
         """
         until = time.monotonic() + self._settings.status_grace / 2
         pause = _FIRST_BACK_OFF
@@ -220,14 +235,14 @@ class Upstream:
             pause *= 2
 
     async def _try(self, method: str, path: str, caller: Caller, content: bytes) -> httpx.Response:
-        # A new id for each call: vLLM uses it as the id of the completion, which must be unique.
+        # Each call needs a new id, because vLLM uses it as the id of the completion, which must be unique.
         headers = {**caller.headers, "x-request-id": ids.random_part(), "accept-encoding": "identity"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
         timeout = {"connect": CONNECT_TIMEOUT}
-        # Latin-1, as they were decoded: a caller's headers may contain any byte.
+        # Headers were decoded as Latin-1, because a caller's headers may contain any byte.
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})

@@ -1,10 +1,10 @@
-"""Count the tokens of prompts, and make a history fit its model's context window (`truncation: auto`).
+"""Count the tokens of prompts, and truncate a history to the context window of its model (`truncation: auto`).
 
-1. Tokens are counted by the server's tokenizer, or from the `usage` of an answer of one token. A tokenizer renders the chat
-   as a completion does if it accepts everything that the template uses. A chat with parameters that it does not accept or
-   content that it cannot count (images) is counted by an answer.
-2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, their number comes from
-   the error or is estimated. After an error, the request is repeated once.
+1. Tokens are counted by the server's tokenizer if it renders the chat exactly as a completion does. To do so, it must accept
+   every parameter that the chat template uses. Otherwise, and for content other than text (images), a completion of one token
+   is requested, and its `usage` has the number.
+2. The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
+   tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, including when the server cannot count."""
+    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, also if the server cannot count them."""
     count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
     return await count_by_completion(upstream, chat, caller) if count is None else count
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
-    """Return the number of input tokens of a Responses request. Raises `UpstreamError` like `count_tokens`."""
+    """Return the number of input tokens of the Responses request `body`. Raises `UpstreamError` like `count_tokens`."""
     counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
     if isinstance(count := _member(counted, "input_tokens"), int):
         return count
     probe = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
     if "tools" in probe:
-        probe["tool_choice"] = "none"  # the server would run the tools that the model calls
+        probe["tool_choice"] = "none"  # otherwise, the server would run the tools that the model calls
     return await _used(upstream.responses(probe, caller), _of_response)
 
 
@@ -67,13 +67,13 @@ def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
 
 
 async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens that an answer of one token reports."""
+    """Request an answer of one token, and return the number of prompt tokens in its usage. Raises `UpstreamError`."""
     dialect = await upstream.dialect(caller)
     return await _used(upstream.chat({**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller), _of_chunk)
 
 
 async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
-    """Return the token count that `answer` reports for its prompt."""
+    """Return the number of prompt tokens that `answer` reports. Raises `UpstreamError` if it reports none."""
     count = None
     async with aclosing(answer):
         await answer.open()
@@ -101,10 +101,10 @@ def _member(answer: Any, name: str) -> Any:
 # -- the context window ------------------------------------------------------------------------------------------------
 
 ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
-"""Makes the chat request that shows the model these items."""
+"""Returns the chat request that shows the given items to the model."""
 
 _LENGTH_TTL = 300.0  # seconds
-_MIN_BYTES_PER_TOKEN = 2.0  # low: better to cut too much than too little
+_MIN_BYTES_PER_TOKEN = 2.0  # low, because it is better to remove too much than too little
 _BYTES_PER_TOKEN = 4.0  # of English text
 _ANSWER_SHARE = 8  # after a cut, at least one eighth of the length is left for the answer
 _MARGIN = 0.9  # share of the limit to use if tokens are estimated
@@ -125,12 +125,16 @@ class ContextWindow:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._lengths: dict[str, tuple[float, int | None]] = {}
-        """When the entry of each model expires, and its context length if known."""
+        """The expiry time of each model's entry, and its context length if known."""
 
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with a chat request of as many `items` as fit, and return its result. Raises any error of `ask`."""
+        """Call `ask` with a chat request of as many `items` as fit the context window, and return its result.
+
+        If the server refuses the prompt as too long, remove more items and call `ask` once more. Raises any error of `ask`, and
+        `UpstreamError` if tokens cannot be counted.
+        """
         chat = await self._fitting(items, chat_of, caller)
         try:
             return await ask(chat)
@@ -143,7 +147,7 @@ class ContextWindow:
         return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """Return the request with the items that fit, or with all items if that is unknown."""
+        """Return the request with the items that fit, or with all items if the context length is unknown."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         if length is None or not await self._can_count(chat, caller) or not len(Truncation(items)):
@@ -164,8 +168,11 @@ class ContextWindow:
             items = _cut_to_share(items, chat, limit / count)
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
-        """Count the tokens of `chat`. If counting takes an answer and the server refuses it as too long, return a low
-        estimate: the chat is counted again after the cut."""
+        """Return the number of tokens of `chat`.
+
+        If counting requires an answer and the server refuses the prompt as too long, return a low estimate. The caller counts
+        again after it has removed items.
+        """
         try:
             return await count_tokens(self._upstream, chat, caller)
         except UpstreamError as refusal:
@@ -176,7 +183,10 @@ class ContextWindow:
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """Return a smaller request than the `refused` one; None if nothing can be removed or `message` states no length."""
+        """Return a shorter request than `refused`.
+
+        Returns None if no item can be removed, or if the error `message` states no context length.
+        """
         stated = _LENGTH.search(message)
         if stated is None or not len(Truncation(items)):
             return None
@@ -214,18 +224,21 @@ def _answer_of(chat: ChatRequest) -> int:
 
 
 def _target(chat: ChatRequest, length: int) -> int:
-    """Return the number of tokens to cut to, which leaves room for a useful answer."""
+    """Return the number of tokens to which a prompt is cut. It leaves room for a useful answer."""
     return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 
 def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
-    """Return the token count that the refusal states, or an estimate from the size of `chat`."""
+    """Return the token count that the error message `refusal` states, or an estimate from the size of `chat`."""
     count = _COUNT.search(refusal)
     return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_per_token
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Remove at least one block of `items`, until `share` of the size of `chat` remains. Tools are never removed."""
+    """Return `items` without the oldest blocks, so that the size of `chat` shrinks to `share` of its size.
+
+    At least one block is removed. Tools are never removed, so they count towards the remaining size.
+    """
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)

@@ -10,7 +10,7 @@ import httpx
 from ..protocol.chat.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
 
 Get = Callable[[str], Awaitable[httpx.Response]]
-"""Sends a GET to a path of the upstream."""
+"""Sends a GET request to a path of the upstream."""
 
 _OWNERS = {
     "vllm": VLLM,
@@ -20,7 +20,7 @@ _OWNERS = {
     "system": OPENAI,
     "openai-internal": OPENAI,
 }
-"""Dialects by `owned_by` of the models, for servers that name themselves there."""
+"""Dialects by the `owned_by` of a model, for servers that identify themselves in this member."""
 
 
 def _is_tgi(answer: Any) -> bool:
@@ -40,11 +40,14 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
     ("/api/version", _is_ollama, OLLAMA),
     ("/health/liveliness", _is_litellm, LITELLM),
 )
-"""Probed in order if the owner is unknown."""
+"""The path, the check of its response and the dialect. They are tried in order if no `owned_by` is known."""
 
 
 async def detect(models: list[dict[str, Any]], get: Get) -> Dialect:
-    """Return the dialect of the server that lists `models`, or OpenAI's if nothing identifies it."""
+    """Return the dialect of the server that lists `models`, or OpenAI's if nothing identifies the server.
+
+    Raises the errors of `get`.
+    """
     for model in models:
         owner = model.get("owned_by")
         if isinstance(owner, str) and owner in _OWNERS:

@@ -1,4 +1,4 @@
-"""Convert the errors of upstreams to ours. Every shape here was sent by a real server."""
+"""Convert errors of upstreams to `UpstreamError`. Each format handled here was sent by a real server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ERROR_CODES = frozenset(
         "image_file_not_found",
     }
 )
-"""The codes of `response.error` that the SDKs know (openai-python, `ResponseError`) and an upstream can send."""
+"""The codes of `response.error` that the SDKs know (openai-python, `ResponseError`) and that an upstream can send."""
 CONTEXT_LENGTH = "context_length_exceeded"
 """A code that the SDKs do not list, but from which Codex and other clients recover."""
 
@@ -48,15 +48,15 @@ _PARAMS = {
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERLOAD = frozenset({429, 502, 503})
-"""Statuses after which the same request may succeed later: the upstream, or a proxy in front of it, has processed nothing."""
+"""Statuses after which the same request may succeed later, because neither the upstream nor a proxy has processed it."""
 CRASH_AFTER = 1.0
-"""Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed it, so
-it must not be sent to another server. A gateway that has no server answers sooner."""
+"""Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed that
+server, so it must not be sent to another server. A gateway without a server answers sooner."""
 _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
-"""Part of Envoy's message for the same failure, which has status 503."""
+"""Part of Envoy's message for the same failure. Envoy sends it with status 503."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
-"""Types of errors that the same request causes again."""
+"""Types of errors that the same request would cause again."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that waiting does not resolve."""
 _TOO_LONG = (
@@ -67,15 +67,16 @@ _TOO_LONG = (
     "`inputs` must have less than",
     "`inputs` tokens + `max_new_tokens`",
 )
-"""Parts of the errors for a prompt that is too long: vLLM, SGLang, llama.cpp, TGI."""
+"""Parts of the errors of vLLM, SGLang, llama.cpp and TGI for a prompt that is too long."""
 
 
 def from_status(
     status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False, elapsed: float = 0.0
 ) -> UpstreamError:
-    """Return the error for a `status` of 300 or more. `own_key`: the operator's credential was used, not the caller's.
+    """Return the error for a response with a `status` of 300 or more.
 
-    `elapsed` is the number of seconds that the answer took.
+    `own_key` says whether the operator's credential was used instead of the caller's. `elapsed` is the time until the response
+    in seconds.
     """
     error = _from_status(status, body, headers, own_key=own_key, elapsed=elapsed)
     error.upstream_status = status
@@ -101,7 +102,7 @@ def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: b
 
 
 def _sendable(headers: httpx.Headers, *, limits: bool = False) -> dict[str, str]:
-    """Return the headers that the client gets: `retry-after`, and rate `limits` if asked. Invalid values are left out."""
+    """Return the headers to forward to the client: `retry-after` and, with `limits`, rate limits. Omit invalid values."""
     return {
         name: value
         for name, value in headers.items()
@@ -116,7 +117,7 @@ def _server_error(status: int, message: str, fault: dict[str, Any], headers: dic
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds that a `Retry-After` asks to wait; None if it is missing or invalid."""
+    """Return the delay in seconds from the `Retry-After` header, or None if the header is missing or invalid."""
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
@@ -127,7 +128,10 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """Return the error for an error object in a 200 stream. Its status is a member of the object, or unknown."""
+    """Return the error for the error object `data` in a stream with status 200.
+
+    A status between 400 and 499 in the object becomes the status of the error. Otherwise, the status is 502.
+    """
     fault = _members(data)
     message = fault["message"] or "The upstream reported an error in its stream."
     status = fault["status"]
@@ -171,13 +175,13 @@ def _decoded(body: bytes) -> Any:
 
 
 def _page_title(page: str) -> str:
-    """Return the title of an HTML page, as proxies send them, or an empty text if there is none."""
+    """Return the title of an HTML page, such as the error page of a proxy, or an empty string if it has no title."""
     title = _TITLE.search(page)
     return " ".join(html.unescape(title[1]).split()) if title else ""
 
 
 def _members(data: Any) -> dict[str, Any]:
-    """Return message, type, param, code (a string) and status of an error of any shape."""
+    """Return the message, type, param, code (a string) and HTTP status of an error in any format."""
     if isinstance(data, dict) and isinstance(data.get("error"), dict):
         data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
     if not isinstance(data, dict):
@@ -194,8 +198,10 @@ def _members(data: Any) -> dict[str, Any]:
 
 
 def _message(message: Any) -> str:
-    """Return the text of SGLang's `message`, the `error` of TGI and of vLLM's 401 and 503, or FastAPI's `detail`, which
-    may be a list. Bedrock puts the JSON of another error into the text."""
+    """Return the text of `message`, which may be a string or, for FastAPI's `detail`, a list.
+
+    If the string is the JSON of another error, as with Bedrock, return the message of that error.
+    """
     if isinstance(message, str):
         inner = _decoded(message.encode()) if message.startswith("{") else None
         return (_members(inner)["message"] or message) if isinstance(inner, dict) else message
@@ -203,14 +209,14 @@ def _message(message: Any) -> str:
 
 
 def _status(code: Any) -> int | None:
-    """Return an HTTP status given as a number or as digits."""
+    """Return an HTTP status given as a number or as digits, or None if `code` is not a status."""
     if isinstance(code, str) and code.isascii() and code.isdigit():
         code = int(code[:4])
     return code if isinstance(code, int) and 100 <= code < 600 else None
 
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
-    """Return the error for an answer that never began."""
+    """Return the error for a failed request. It is an overload if no connection could be made."""
     failure: UpstreamError
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         failure = UpstreamTimeout("The upstream did not answer in time.")
@@ -227,7 +233,7 @@ def _why(error: httpx.HTTPError) -> str:
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:
-    """Return code and message of `response.error`, for a run that failed after its stream had begun."""
+    """Return the code and message of `response.error` for a run that failed after its stream had begun."""
     if error.code is not None and (error.code in ERROR_CODES or error.code == CONTEXT_LENGTH):
         return error.code, error.message
     if not isinstance(error, UpstreamError | BadRequest):

@@ -1,12 +1,12 @@
-"""Proof that the upstream continues the last message of a request instead of answering it.
+"""Check that the upstream continues the last message of a request instead of answering it.
 
-Whether it continues the message depends on the server, the model and its chat template. A server that does not continue it
-reports no error: it closes the message and begins another. So nothing is assumed:
+The result depends on the server, the model and its chat template. A server that does not continue the message reports no error,
+but closes the message and begins another one. Two conditions are therefore checked:
 
-1. The server shows the prompt of this request (vLLM: `/tokenize` and `/detokenize`; llama.cpp: `/apply-template`). The
-   prompt must end in the text.
-2. A server may show a prompt that it does not use (vLLM with gpt-oss). So once for each model, the prompt shown for a sample
-   must have as many tokens as an answer to the sample reports.
+1. The prompt that the server renders for this request must end with the text. vLLM returns it through `/tokenize` and
+   `/detokenize`, llama.cpp through `/apply-template`.
+2. Some servers return a prompt that they do not use (vLLM with gpt-oss). For each model, the prompt of a sample must therefore
+   have as many tokens as the usage of an answer to the sample reports. The result is cached.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .servers import accepted, server_for
 logger = logging.getLogger(__name__)
 
 _REFUSAL_TTL = 300.0
-"""Seconds for which a negative verdict on a model is cached."""
+"""Seconds for which a negative result for a model is cached."""
 _MAX_MODELS = 1000
-"""Maximum number of models whose verdicts are cached."""
+"""Maximum number of models whose results are cached."""
 _MARGIN = 16
-"""Number of tokens to show before the text, because the text may begin within a token."""
+"""Number of tokens to decode in addition to those of the text, because the text may begin within a token."""
 _SAMPLE = "One two three"
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPrompt:
-    """A prompt that ends in the text to continue."""
+    """A prompt that ends with the text to continue."""
 
     tokens: list[Any]
     is_trimmed: bool
@@ -43,16 +43,16 @@ class ShownPrompt:
 
 
 class PrefillProof:
-    """Proves whether one upstream continues messages, and caches the verdict on each model."""
+    """Checks whether one upstream continues messages, and caches the result for each model."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._verdicts: dict[str, tuple[float, bool]] = {}
-        """When the verdict on each model expires, and whether the model continues messages."""
+        """For each model, when the cached result expires and whether the model continues messages."""
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
-        """Return whether the upstream continues messages with `model`. Raises `UpstreamError` if it cannot be asked."""
+        """Return whether the upstream continues messages with `model`. Raises `UpstreamError` if a request fails."""
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False
@@ -76,7 +76,11 @@ class PrefillProof:
         return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
-        """Return the prompt of `chat`, whose last message is `text`; None if it does not end in that text."""
+        """Return the prompt of `chat`, whose last message is `text`.
+
+        Returns None if the server does not return the prompt, or if the prompt does not end with `text`. Raises
+        `UpstreamError`.
+        """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)
         if tokens is None:

@@ -1,8 +1,8 @@
-"""The backend for upstreams that have a Responses API of their own: a turn is a whole response.
+"""The backend for upstreams with their own Responses API. Each turn is a whole response.
 
-The upstream runs the tools and truncates inputs that are too long. State is kept here: the upstream gets all items and stores
-none. Parameters that concern only this side (previous response, conversation, background, metadata) are not sent. The
-others are forwarded as the caller sent them.
+The upstream runs the tools and truncates inputs that are too long. This server keeps the state, so the upstream receives all
+items and stores none of them. Parameters that concern only this server (previous response, conversation, background, metadata)
+are not sent. All other parameters are forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UNSET: dict[str, Any] = {
 
 
 class ResponsesBackend(Backend):
-    """Requests whole responses."""
+    """A backend that requests each turn as a whole response."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ResponsesBackend(Backend):
         *,
         open_reasoning: bool,
     ) -> None:
-        """`echo` removes secrets from the tools that a response shows."""
+        """`echo` returns tools without secrets, as they are shown in a response."""
         super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
         self._echo = echo
 
@@ -90,7 +90,7 @@ class ResponsesBackend(Backend):
     def replay_builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> Assembler:
-        """A cached answer has no encrypted reasoning."""
+        """Return an assembler that encrypts no reasoning, because a cached answer has no encrypted reasoning."""
         return Assembler(document, ids, replace(self._options(request, owner, used_call_ids), seal=None))
 
     def _options(self, request: CreateResponse, owner: str, used_call_ids: frozenset[str]) -> ResponseOptions:
@@ -101,13 +101,13 @@ class ResponsesBackend(Backend):
         return request.wants_summary
 
     def messages(self, request: CreateResponse) -> None:
-        """Return None: the upstream adds the messages to its document."""
+        """Return None, because the upstream adds the messages to its document."""
 
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return []
 
     def items(self, turn: TurnRequest) -> list[Item]:
-        """Decrypt only what was encrypted here: other encrypted content is the upstream's."""
+        """Return all items that the model sees. Content that this server did not encrypt stays encrypted for the upstream."""
         owner = turn.caller.owner
         items = [self._opened(item, owner) for item in (*turn.history, *turn.input, *turn.document["output"])]
         return compaction.open_last(items, partial(self._open_summary, owner), keeps_foreign=True)
@@ -128,7 +128,7 @@ class ResponsesBackend(Backend):
         return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
 
     async def check(self, turn: TurnRequest) -> None:
-        """Do nothing: the upstream checks the request."""
+        """Do nothing, because the upstream checks the request."""
 
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
         body = await self._body(turn, items)
@@ -144,12 +144,15 @@ class ResponsesBackend(Backend):
 
 
 def _is_summary(item: Item) -> bool:
-    """Whether a reasoning item has only a summary. On a server with readable reasoning, the summary is the reasoning itself."""
+    """Return whether a reasoning item has only a summary.
+
+    If the server's reasoning is readable, the summary is the reasoning itself.
+    """
     return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
 
 
 def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:
-    """Make the body that shows the model `items`. `model` is the upstream's name for it."""
+    """Return the body of a Responses request with `items` as input. `model` is the upstream's name for the model."""
     body: dict[str, Any] = {
         **request.extra,
         "model": model,
@@ -170,15 +173,19 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
 
 
 def _says_something(item: Item) -> bool:
-    """Return False for a reasoning item without text. It refers to a stored item, and the upstream stores none."""
+    """Return False for a reasoning item without text.
+
+    A reasoning item without text refers to an item that the upstream has stored, but the upstream stores no items.
+    """
     return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
 
 
 def _sent(item: Item) -> Item:
     """Return `item` as the upstream accepts it.
 
-    Encrypted reasoning is sent without its id: OpenAI rejects an id other than the one it was encrypted with ("Encrypted
-    content item_id did not match the target item id"). A decrypted summary is sent as a user message.
+    Messages of the caller and encrypted reasoning are sent without their ids. OpenAI rejects encrypted reasoning if its id has
+    changed since the encryption ("Encrypted content item_id did not match the target item id"). A decrypted summary is sent as
+    a user message.
     """
     if item["type"] == "compaction" and "content" in item:
         return {"type": "message", "role": "user", "content": item["content"]}

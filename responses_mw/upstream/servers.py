@@ -1,4 +1,4 @@
-"""What each kind of server can be asked besides completions: numbers of tokens, the context length, prompts."""
+"""The requests other than completions that each kind of server supports: token counts, context lengths and prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An upstream as one caller sees it. Methods return None for what the server does not state. They raise `UpstreamError`."""
+    """The upstream's server, queried for one caller. Methods return None if it has no answer, and raise `UpstreamError`."""
 
     upstream: Upstream
     caller: Caller
@@ -30,7 +30,7 @@ class Server:
         return None
 
     async def context_length(self, model: str) -> Any:
-        """Return the maximum number of tokens of prompt and answer."""
+        """Return the maximum number of tokens of the prompt and the answer together."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
@@ -38,16 +38,19 @@ class Server:
         return None
 
     async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        """Return the end of the prompt of `chat` as text. `tokens` are its last tokens."""
+        """Return the end of the prompt of `chat` as text. `tokens` are the prompt's last tokens."""
         return None
 
     async def count_text(self, model: str, text: str) -> int:
-        """Return the number of tokens of `text`, without special tokens; 0 if the server does not count them."""
+        """Return the number of tokens of `text` without special tokens, or 0 if the server does not count tokens."""
         return 0
 
     async def _ask(self, path: str, body: ChatRequest, member: str, kind: type[T]) -> T | None:
-        """Return a member of the answer if it is of this `kind`. Return None for another one, and if the request is rejected:
-        a completion may still be accepted, or say why not."""
+        """Post `body` to `path`, and return a member of the JSON response.
+
+        Returns None if the member is not of this `kind`, or if the server rejects the request. A completion may still be
+        accepted, or its error gives the reason.
+        """
         answer = await accepted(self.upstream.post(path, body, self.caller))
         value = answer.get(member) if isinstance(answer, dict) else None
         return value if isinstance(value, kind) else None
@@ -64,7 +67,10 @@ class Server:
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:
-    """Await `answer`, and return None if the server rejects the request itself."""
+    """Return the result of `answer`, or None if the server rejects the request itself.
+
+    Raises `UpstreamError` for an overload, a refused credential or an error of the server.
+    """
     try:
         return await answer
     except UpstreamError as error:
@@ -94,7 +100,7 @@ class _VLLM(Server):
         return await self._ask("/tokenize", body, "count", int) or 0
 
     def _rendered(self, chat: ChatRequest) -> ChatRequest:
-        """Return what `/tokenize` renders. `reasoning_effort` and `documents` become template arguments there."""
+        """Return the body for `/tokenize`, in which `reasoning_effort` and `documents` are arguments of the chat template."""
         arguments = {**(chat.get("chat_template_kwargs") or {}), **_only(chat, ("reasoning_effort", "documents"))}
         return {**_only(chat, self._SHOWN), **({"chat_template_kwargs": arguments} if arguments else {})}
 
@@ -160,7 +166,7 @@ _SERVERS: dict[str, type[Server]] = {"vllm": _VLLM, "sglang": _SGLang, "tgi": _T
 
 
 async def server_for(upstream: Upstream, caller: Caller) -> Server:
-    """Return the server of the upstream's dialect. Raises `UpstreamError`."""
+    """Return the `Server` for the upstream's dialect. Raises `UpstreamError`."""
     return _SERVERS.get((await upstream.dialect(caller)).name, Server)(upstream, caller)
 
 

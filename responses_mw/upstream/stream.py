@@ -1,4 +1,4 @@
-"""The upstream's answer as a stream: network reads in, chat chunks (or events of a native Responses API) out."""
+"""Decode the upstream's answer from network reads to chat chunks, or to the events of its own Responses API."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 class ChatStream:
     """The answer to one chat request, streamed or whole depending on its content type.
 
-    `open` sends the request. Each iteration then returns the chunks completed by one network read. At the end, `done` says
-    whether the answer is complete: `[DONE]` or a whole document has arrived. `aclose` closes the connection.
+    `open` sends the request. Each iteration then returns the chunks completed by one network read. At the end, `done` is true
+    if the answer is complete, that is, if `[DONE]` or a whole document has arrived. `aclose` closes the connection.
+
     Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
 
@@ -40,7 +41,7 @@ class ChatStream:
         max_bytes: int,
     ) -> None:
         self._send = send
-        self._first_byte_timeout = first_byte_timeout  # until the first chunk: vLLM sends its status earlier
+        self._first_byte_timeout = first_byte_timeout  # until the first chunk, because vLLM sends its status earlier
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
@@ -106,19 +107,19 @@ class ChatStream:
 
     @property
     def received(self) -> int:
-        """Bytes of the answer so far."""
+        """Number of bytes of the answer received so far."""
         return self._max_bytes - self._left
 
     async def aclose(self) -> None:
-        """Close the connection, even if the answer is incomplete."""
+        """Stop the idle timeout and close the response, even if the answer is incomplete."""
         self._idle.close()
         if self._response is not None:
             await self._response.aclose()
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
-        """Return the chunks that one read completes."""
+        """Return the chunks that one read completes. Empty `data` marks the end of the body."""
         chunks = self._decoded(self._frames(data))
-        # A chunk that may have the other half of a character must be parsed.
+        # A chunk that may contain the other half of a character must be parsed.
         self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         if not data:
             self._is_over = True
@@ -131,7 +132,7 @@ class ChatStream:
         return chunks
 
     def _frames(self, data: bytes) -> list[bytes]:
-        """Return the frames that one read completes; at the end (no data), an unterminated one."""
+        """Return the frames that one read completes. At the end of the body, without `data`, return an unterminated frame."""
         try:
             return self._decoder.feed(data) if data else self._decoder.flush()
         except FrameTooLong as error:
@@ -173,7 +174,7 @@ class ChatStream:
 
 
 class _NotJSON(UpstreamError):
-    """A frame or a body is not JSON."""
+    """The data of a frame, or a whole body, is not JSON."""
 
 
 class _Whole:
@@ -197,7 +198,7 @@ class _Whole:
 
 
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    """Decode a JSON object from an upstream. Raises `UpstreamError`."""
+    """Decode a JSON object from an upstream. Raises `UpstreamError` if `data` is not a JSON object."""
     try:
         decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
     except orjson.JSONDecodeError:
@@ -224,17 +225,17 @@ def _completion(decoded: dict[str, Any]) -> Chunk:
 
 
 class IdleTimeout:
-    """Cancels a reader that waits for the network for too long. The only idle timeout of an upstream's answer.
+    """Cancels a reader that waits for the network for too long. An upstream's answer has no other idle timeout.
 
-    One timer watches the whole answer: arming one per read, or even reading the clock, would cost more than the read. The timer
-    counts how many ticks in a row find the reader waiting.
+    One timer watches the whole answer, because arming a timer for each read, or even reading the clock, would cost more than
+    the read. The timer counts how many ticks in a row find the reader waiting.
     """
 
     __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")
 
     def __init__(self) -> None:
         self.is_waiting = False
-        """Whether the reader waits for the network. Time spent by our own client does not count."""
+        """Whether the reader waits for the network. It is false while our own client processes the data."""
         self.ticks = 0
         """How many ticks in a row found the reader waiting. The reader sets it to 0 when the network answers."""
         self._task: asyncio.Task[Any] | None = None
@@ -249,7 +250,7 @@ class IdleTimeout:
         self._arm()
 
     def check(self) -> None:
-        """Raise `UpstreamTimeout` if only this timeout cancelled the reader."""
+        """Raise `UpstreamTimeout` if this timeout, and nothing else, cancelled the reader."""
         if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 
@@ -274,9 +275,9 @@ _FINISHED = {"completed": "response.completed", "incomplete": "response.incomple
 
 
 class ResponsesStream(ChatStream):
-    """A `ChatStream` of events instead of chunks. A whole answer becomes a terminal event.
+    """A `ChatStream` that returns the events of a Responses API instead of chat chunks.
 
-    `done` is set after a terminal event; nothing is read after it.
+    A whole document is returned as a terminal event. After a terminal event, `done` is true and nothing more is read.
     """
 
     def _take(self, data: bytes) -> list[Chunk | Text]:

@@ -1,21 +1,23 @@
-"""The in-process transport: an ASGI application as the upstream of an httpx client.
+"""The in-process transport, which sends an httpx client's requests to an ASGI application.
 
-httpx's own `ASGITransport` collects the whole answer before it returns. This transport behaves like a connection:
+httpx's own `ASGITransport` collects the whole response before it returns. This transport behaves like a connection:
 
-1. The head is available as soon as the application starts its answer, and each chunk as soon as it is sent.
-2. Backpressure: the application's `send` waits until the previous chunk has been read.
-3. The application's `receive` returns the body once, then blocks until the reader disconnects or the answer is complete. An
-   earlier `http.disconnect` makes vLLM abort the generation.
-4. When the reader disconnects (`aclose`), the application is cancelled and awaited, depending on how far its answer is:
-   - Before the answer starts, the application first gets `http.disconnect` and a short grace period, as from a server. An
-     application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task running.
-   - Before the first chunk, there is a grace period too: if vLLM is cancelled while it hands a request to its engine, it never
-     aborts that request.
-   - Afterwards, the cancellation is delivered where the application makes its next chunk, never within `send`: Starlette does
-     not close the generator of a streamed answer, so vLLM's engine would continue until a garbage collection.
-5. Only `more_body: False` completes an answer. If the application raises or returns earlier, the reader gets an error.
+1. The headers are available as soon as the application starts its response, and each chunk as soon as it is sent.
+2. The application's `send` waits until the previous chunk has been read (backpressure).
+3. The application's `receive` returns the body once. It then blocks until the reader disconnects or the response is complete,
+   because an earlier `http.disconnect` makes vLLM abort the generation.
+4. When the reader disconnects (`aclose`), the application is cancelled and awaited. The moment of the cancellation depends on
+   the progress of the response:
+   - Before the response starts, the application first receives `http.disconnect` and has a short grace period, as with a
+     server. An application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task
+     running.
+   - Before the first chunk, there is also a grace period. If vLLM is cancelled while it hands a request to its engine, it
+     never aborts that request.
+   - After the first chunk, the application is cancelled where it makes its next chunk, never within `send`. Starlette does not
+     close the generator of a streamed response, so vLLM's engine would continue until a garbage collection.
+5. Only `more_body: False` completes a response. If the application raises or returns earlier, the reader gets an error.
 
-There is no read timeout. Callers limit their waits themselves.
+There is no read timeout. Callers limit the time that they wait.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ logger = logging.getLogger(__name__)
 
 # Members of the outer scope that belong to its server and connection.
 _NOT_INHERITED = ("extensions", "subprotocols")
-# The sub-request is neither compressed nor chunked; its length is set again.
+# Headers that are not passed on. The response must not be compressed, and the request body is sent whole with a new length.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
-# Seconds for an application to return after `http.disconnect`, before its answer starts.
+# Seconds for an application to return after `http.disconnect`, before its response starts.
 _DISCONNECT_GRACE = 0.5
-# Seconds for an application to send its first chunk, which is dropped, after its answer has started.
+# Seconds for an application to send its first chunk, which is dropped, after its response has started.
 _FIRST_CHUNK_GRACE = 0.1
 # Maximum chunks to drop from an application that does not wait between them, and so cannot be cancelled.
 _MAX_DROPPED = 8
@@ -49,13 +51,13 @@ _CANCEL_GRACE = 5.0
 
 
 class ASGITransport(httpx.AsyncBaseTransport):
-    """Send requests to `app` in this process and stream its answers.
+    """Sends requests to `app` in this process, and streams its responses.
 
-    The request extension `asgi_scope` is the outer request's scope, which the sub-request inherits from: `app`, `state`,
-    `root_path`, `client` and whatever the host added.
+    The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
+    `client` and all members that the host application added.
 
-    Raises `httpx.ReadError` if the application raises and `httpx.RemoteProtocolError` if it returns without a complete
-    answer. The request raises before the answer starts, the stream afterwards.
+    Raises `httpx.ReadError` if the application raises, and `httpx.RemoteProtocolError` if it returns before its response is
+    complete. Before the response starts, the request raises the error. Afterwards, the stream raises it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -75,14 +77,17 @@ class ASGITransport(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, stream=answer)
 
     async def aclose(self) -> None:
-        """Cancel incomplete answers, and wait for applications that still run after complete ones (background tasks)."""
+        """Cancel applications whose response is incomplete, and wait until all applications have returned.
+
+        Background tasks that run after a complete response are not cancelled.
+        """
         await asyncio.gather(*(answer.aclose() for answer in self._answers))
         if self._answers:
             await asyncio.wait({answer.task for answer in self._answers})
 
 
 class _InnerResponse(httpx.AsyncByteStream):
-    """An application's answer, read by one reader. Owns the `task` that runs the application."""
+    """The response of an application, for one reader. Creates the `task` that runs the application."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._body: bytes | None = body
@@ -94,7 +99,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._is_sending = False  # the application waits in `send`
         self._is_cancelled = False
         self._dropped = 0
-        self._over = asyncio.Event()  # the reader has disconnected, or the answer is complete
+        self._over = asyncio.Event()  # the reader has disconnected, or the response is complete
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
         self.task = asyncio.create_task(self._run(app, scope))
@@ -119,7 +124,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         return chunk
 
     async def aclose(self) -> None:
-        """Stop reading. The application of an incomplete answer is cancelled and awaited."""
+        """Stop reading. If the response is incomplete, cancel the application and wait for it to end."""
         if self._complete:
             return
         if not self._left:
@@ -142,7 +147,7 @@ class _InnerResponse(httpx.AsyncByteStream):
     # -- the reader's side
 
     async def _more(self) -> None:
-        """Wait until the application has sent more. Raises if it has ended."""
+        """Wait until the application has sent more. Raises an `httpx` error if it has ended or the reader has disconnected."""
         if self._left:
             raise httpx.StreamClosed
         if self.task.done():
@@ -154,13 +159,13 @@ class _InnerResponse(httpx.AsyncByteStream):
             self._reader = None
 
     def _end_failure(self) -> httpx.TransportError:
-        """Return the error for an answer that the application did not complete."""
+        """Return the error for a response that the application did not complete."""
         if self.task.cancelled():
-            return httpx.ReadError("The application was cancelled before its answer was complete")
+            return httpx.ReadError("The application was cancelled before its response was complete")
         failure = self.task.exception()
         if failure is None:
-            return httpx.RemoteProtocolError("The application returned before its answer was complete")
-        error = httpx.ReadError(f"The application failed before its answer was complete: {failure!r}")
+            return httpx.RemoteProtocolError("The application returned before its response was complete")
+        error = httpx.ReadError(f"The application failed before its response was complete: {failure!r}")
         error.__cause__ = failure
         return error
 
@@ -172,7 +177,7 @@ class _InnerResponse(httpx.AsyncByteStream):
     def _ended(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if failure is not None and self._complete:
-            logger.error("The application failed after its answer was complete", exc_info=failure)
+            logger.error("The application failed after its response was complete", exc_info=failure)
         elif failure is not None and self._left:
             logger.debug("The application failed after its reader had disconnected", exc_info=failure)
         _wake(self._reader)
@@ -209,7 +214,10 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Drop a chunk that nobody will read, and cancel the application where it makes the next one."""
+        """Drop a chunk that nobody will read, and cancel the application where it makes its next chunk.
+
+        Raises `OSError` before the response has started, and after too many dropped chunks.
+        """
         self._dropped += 1
         if self._head is None or self._dropped > _MAX_DROPPED:
             raise OSError("The reader has disconnected")
@@ -224,7 +232,10 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """Build the sub-request's scope: the outer scope, if any, with this request's target and headers and the outer `Host`."""
+    """Return the scope of the sub-request: the outer scope, if any, with the target and headers of `request`.
+
+    The `Host` header is that of the outer scope, if there is one.
+    """
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},

@@ -1,4 +1,4 @@
-"""A pool of TCP and TLS connections for `http11`."""
+"""The pool of TCP and TLS connections that `http11` uses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import httpx
 Origin: TypeAlias = tuple[str, str, int]
 """Scheme, host and port."""
 
-# Common servers close idle connections after 5 s. Close them earlier, so that no request is sent into a closing one.
+# Seconds after which an idle connection is closed. Common servers close it after 5 s, and a request sent then would be lost.
 _KEEPALIVE_EXPIRY = 4.0
 # Seconds before the next address of a host is tried in parallel (RFC 8305).
 _ATTEMPT_DELAY = 0.25
 
 
 class ConnectionPool:
-    """Connections to all origins. Waiters are served in order.
+    """The connections to all origins. Callers of `acquire` are served in order.
 
-    A connection holds a *slot* while it is being made, used or closed. Idle connections hold none: they are closed to make room
-    for others.
+    A connection holds a *slot* while it is being opened, used or closed. An idle connection holds no slot, and is closed if
+    another connection needs its place.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -32,14 +32,15 @@ class ConnectionPool:
         self._slots = asyncio.Semaphore(max_connections)
         self._connecting = 0
         self._open: set[PooledConnection] = set()
-        self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used comes last
+        self._idle: dict[PooledConnection, None] = {}  # an ordered set, in which the most recently used connection is last
 
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
-        """Return an open connection, with TLS if `context` is given. Prefer an idle one unless `reuse` is false.
+        """Wait for a slot, and return an open connection to `origin`, with TLS if `context` is given.
 
-        `connect_timeout` is in seconds. Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
+        An idle connection is preferred unless `reuse` is false. `connect_timeout` is in seconds, and does not limit the wait
+        for a slot. Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
         """
         await self._slots.acquire()
         for connection in reversed(self._idle):
@@ -64,12 +65,12 @@ class ConnectionPool:
         return connection
 
     def release(self, connection: PooledConnection) -> None:
-        """Keep an idle connection for reuse."""
+        """Add a connection to the idle connections, and free its slot."""
         self._idle[connection] = None
         self._slots.release()
 
     def forget(self, connection: PooledConnection) -> None:
-        """Remove a closed connection."""
+        """Remove a closed connection, and free its slot if it holds one."""
         if connection in self._idle:
             del self._idle[connection]
         elif connection in self._open:
@@ -77,7 +78,7 @@ class ConnectionPool:
         self._open.discard(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Pending calls of `acquire` raise `httpx.ConnectError`."""
+        """Close all connections. Pending and later calls of `acquire` raise `httpx.ConnectError`."""
         self.is_closed = True
         open_ones = list(self._open)
         _abort(open_ones)
@@ -86,7 +87,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A pooled connection. While idle, it is the protocol of its own transport, and any data received closes it."""
+    """A connection of the pool. While it is idle, it is the protocol of its transport, and closes when it receives any data."""
 
     transport: asyncio.Transport
 
@@ -99,13 +100,13 @@ class PooledConnection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> None:
-        """Take the connection from the pool for another exchange."""
+        """Mark the connection as used, and cancel its expiry. The pool calls this when it reuses an idle connection."""
         self.was_used = True
         if self._expiry is not None:
             self._expiry.cancel()
 
     def release(self) -> None:
-        """Return the connection to the pool."""
+        """Return the connection to the pool, where it expires unless it is reused soon."""
         self.transport.set_protocol(self)
         self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
@@ -135,7 +136,7 @@ class PooledConnection(asyncio.Protocol):
 async def _connect(
     pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None
 ) -> PooledConnection:
-    """Open a connection. Raises `httpx.ConnectError` and `httpx.ConnectTimeout`."""
+    """Return a new connection to `origin`. Raises `httpx.ConnectError` and `httpx.ConnectTimeout`."""
     _, host, port = origin
     try:
         async with asyncio.timeout(connect_timeout):
@@ -150,7 +151,7 @@ async def _connect(
 
 
 async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None) -> PooledConnection:
-    """Connect to the first address that accepts a connection ("happy eyeballs", which uvloop lacks)."""
+    """Connect to the first address that accepts a connection ("happy eyeballs", which uvloop lacks). Raises `OSError`."""
     loop = asyncio.get_running_loop()
     _, host, port = origin
     server_hostname = host if context else None

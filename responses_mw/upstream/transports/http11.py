@@ -1,18 +1,20 @@
-"""HTTP/1.1 over httptools: the network transport of the upstream client and of the proxy.
+"""The HTTP/1.1 transport of the upstream client and the proxy, based on httptools.
 
-It is kept because it uses less CPU than httpx-aiohttp's transport: 43 us per token instead of 60 in the whole server (29 %
-less), measured with the benchmark `steady` in three interleaved rounds on two busy cores. Drop it if it saves less than 20 %.
+This transport is used because it needs less CPU than the transport of httpx-aiohttp. The whole server takes 43 us per token
+instead of 60 us (29 % less), measured with the benchmark `steady` in three interleaved rounds on two busy cores. Remove this
+transport if it saves less than 20 %.
 
-1. One read of the socket runs the parser (in C) and wakes one future: no lock, queue, timer or task per read.
-2. An *exchange* is one request and its answer. While it lasts, it is the protocol of its connection. An idle connection is its
-   own protocol, and closes when anything arrives.
-3. A connection is reused once the answer is complete, read or not, provided that the whole announced request was sent, nothing
-   followed the answer, and both sides keep the connection open.
-4. A request is sent a second time only if its connection was *stale*: the server had closed it while it was idle.
-5. If the reader falls behind, the socket is paused. If the reader disconnects, the connection is aborted.
-6. An answer is complete only when it ends as its head announced. Any other end, or a protocol error, raises.
+1. One read of the socket runs the parser (in C) and wakes one future. It needs no lock, queue, timer or task.
+2. An *exchange* is one request and its response. It is the asyncio protocol of its connection until it is over. An idle
+   connection is its own protocol, and closes when it receives any data.
+3. A connection is reused after a complete response, even if the response was not read, provided that the whole announced
+   request was sent, nothing followed the response, and both sides keep the connection open.
+4. A request is sent a second time only if its body is in memory and the connection was *stale*, that is, if the server had
+   closed the idle connection.
+5. If the reader falls behind, reading from the socket is paused. If the reader disconnects, the connection is aborted.
+6. A response is complete only if it ends as its headers announced. Any other end and any protocol error raises an exception.
 
-The transport has a connect timeout only. Callers limit their waits for answers themselves.
+The only timeout is the connect timeout. Callers limit the time that they wait for a response.
 """
 
 from __future__ import annotations
@@ -33,24 +35,24 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[^\x00-\x20\x7f]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BUFFERED = 64 * 1024
-# Seconds after the first write within which a close without an answer means that a reused connection was stale: the server's
-# close was already on its way, or answers the write, so it arrives within a round trip. A server that closes later may have
-# started on the request, or crashed because of it. Sending that request again could crash the next server.
+# Seconds after the first write. If a reused connection is closed within this time without a response, it was stale, because the
+# close of an idle connection arrives within a round trip. A server that closes the connection later may have processed the
+# request, or crashed because of it. Sending that request again could crash the next server.
 _STALE_WINDOW = 0.05
 
 
 class NetworkTransport(httpx.AsyncBaseTransport):
-    """Send requests over pooled connections, streaming bodies both ways. Compressed answers stay compressed.
+    """Sends requests over pooled connections. Bodies are streamed in both directions, and responses are not decompressed.
 
-    Request extensions: `timeout["connect"]` in seconds; `target`, the bytes of the request target to send.
+    The request extension `timeout["connect"]` is in seconds. The extension `target` is the request target to send, as bytes.
 
-    Raises `httpx.ConnectError` and `ConnectTimeout` (nothing was sent), `ReadError`, `RemoteProtocolError` and
-    `WriteError`; `LocalProtocolError` for a request that cannot be sent. Errors raised by the request's body pass through
-    unchanged.
+    Raises `httpx.ConnectError` and `ConnectTimeout` before anything is sent, and `ReadError`, `WriteError` and
+    `RemoteProtocolError` afterwards. Raises `LocalProtocolError` and `UnsupportedProtocol` for a request that cannot be sent.
+    Errors raised by the request's body are passed on unchanged.
     """
 
     def __init__(self, max_connections: int, ssl_context: ssl.SSLContext | None = None) -> None:
-        """`ssl_context` defaults to one with the system's certificate authorities."""
+        """`ssl_context` defaults to a context with the system's CA certificates."""
         self._pool = ConnectionPool(max_connections)
         self._ssl_context = ssl_context
 
@@ -64,7 +66,7 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
-        # Do not reuse another idle connection: it may be stale too, and a second close fails the request.
+        # Do not reuse another idle connection. It may be stale too, and a second close would fail the request.
         connection = await self._pool.acquire(_origin(request.url), context, connect_timeout, reuse=False)
         return await Exchange(connection, outgoing).answer()
 
@@ -74,7 +76,7 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
     def _tls(self) -> ssl.SSLContext:
         if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()  # loads all certificate authorities: milliseconds
+            self._ssl_context = ssl.create_default_context()  # loads all CA certificates, which takes milliseconds
         return self._ssl_context
 
 
@@ -90,7 +92,7 @@ def _origin(url: httpx.URL) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A request ready to be sent. `length` is the length of its body, or None if the body is sent in chunks."""
+    """A request that is ready to be sent. `length` is the body's length in bytes, or None if the body is sent in chunks."""
 
     head: bytes
     body: bytes | httpx.AsyncByteStream
@@ -100,10 +102,10 @@ class OutgoingRequest:
 
     @classmethod
     def of(cls, request: httpx.Request) -> OutgoingRequest:
-        """Encode `request`.
+        """Return `request` with its request line and headers encoded.
 
-        Raises `httpx.LocalProtocolError` if the upstream could read a different request, or several: a line break in a
-        header, an invalid name, or framing that is ambiguous or does not match the body.
+        Raises `httpx.LocalProtocolError` if the method is CONNECT, if the method, the target or a header is invalid, or if the
+        framing is ambiguous or does not match the body. Otherwise, the server could read a different request, or several.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
@@ -118,12 +120,16 @@ class OutgoingRequest:
         lines = [b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % header for header in headers)]
         head = b"\r\n".join([*lines, b"", b""])
         if b"\x00" in head or not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
-            raise httpx.LocalProtocolError("A line of the request's head contains a line break or a null")
+            raise httpx.LocalProtocolError("The request line or a header contains a line break or a null")
         return cls(head, body, length, request.method == "HEAD", _fields(headers).get(b"connection") != b"close")
 
 
 def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStream) -> int | None:
-    """Return the announced length, or None for a chunked body. Adds the framing header if it is missing."""
+    """Return the announced length of the body, or None for a chunked body.
+
+    Adds the framing header to `headers` if it is missing. Raises `httpx.LocalProtocolError` if the framing is invalid or does
+    not match the body.
+    """
     try:
         framing = body_framing(headers)
     except InvalidFraming as error:
@@ -151,7 +157,9 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
-    """One request and its answer. Iterating gives the answer's body; each read returns all data received since the last one.
+    """One request and its response.
+
+    Iterating yields the response body. Each step yields all data that has arrived since the previous step.
 
     The `on_*` methods are the parser's callbacks.
     """
@@ -169,21 +177,25 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._paused = False
         self._until_close = False
         self._keeps_connection = False
-        self._complete = False  # the whole answer has arrived
-        self._over = False  # the answer is complete, or the exchange failed
+        self._complete = False  # the whole response has arrived
+        self._over = False  # the response is complete, or the exchange failed
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._is_written = False  # whether all of the announced body is written
+        self._is_written = False  # whether the whole announced body is written
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
 
     async def answer(self) -> httpx.Response:
-        """Send the request and return the answer once its head has arrived, even while the request's body is being sent."""
+        """Send the request, and return the response once its headers have arrived.
+
+        The headers may arrive before the whole request body is sent. Raises `StaleConnection` if the server had already closed
+        the connection, and the other errors of `NetworkTransport`.
+        """
         self._transport.set_protocol(self)
-        self._began = time.monotonic()  # the loop's time may be from the start of this iteration
+        self._began = time.monotonic()  # not the loop's time, which may be from the start of this iteration
         self._begin_sending()
         try:
             while not self._status:
@@ -210,7 +222,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return data
 
     async def aclose(self) -> None:
-        """Stop reading. If the answer is incomplete, close the connection at once."""
+        """Stop reading. If the response is incomplete, close the connection at once."""
         if not self._over:
             self._end(httpx.StreamClosed())
         if self._sender is not None:
@@ -219,7 +231,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     # -- the reader ----------------------------------------------------------------------------------------------------
 
     def _more(self) -> asyncio.Future[None]:
-        """Return a future that is done when more has arrived or the exchange is over. Raises the exchange's failure."""
+        """Return a future that is done when more data has arrived or the exchange is over. Raises the failure, if any."""
         if self._failure is not None:
             raise self._failure
         self._reader = self._loop.create_future()
@@ -255,22 +267,25 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._connection.connection_lost(exc)
 
     def _parse_failed(self, error: Exception) -> None:
-        """Handle invalid data. After a complete answer it only prevents the connection from being reused."""
+        """Handle invalid data. After a complete response, it only prevents the connection from being reused."""
         self._keeps_connection = False
         if not self._complete:
-            failure = httpx.RemoteProtocolError(f"The server's answer is not HTTP/1.1: {error}")
+            failure = httpx.RemoteProtocolError(f"The server's response is not HTTP/1.1: {error}")
             failure.__cause__ = error
             self._end(failure)
 
     def _end_failure(self, cause: Exception | None) -> Exception | None:
-        """Return the failure of an incomplete answer whose connection ended. Without a `cause`, the server closed it."""
+        """Return the failure of an exchange whose connection ended, or None if the response is complete.
+
+        If `cause` is None, the server closed the connection.
+        """
         if self._complete:
             return None
         failure: Exception
         if self._is_stale():
             failure = StaleConnection("The server closed the connection before the request reached it")
         elif cause is None:
-            failure = httpx.RemoteProtocolError("The server closed the connection before its answer was complete")
+            failure = httpx.RemoteProtocolError("The server closed the connection before its response was complete")
         else:
             kind = httpx.WriteError if self._sending else httpx.ReadError
             failure = kind(str(cause) or type(cause).__name__)
@@ -282,7 +297,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return is_unanswered and time.monotonic() - self._began < _STALE_WINDOW
 
     def _end(self, failure: Exception | None = None) -> None:
-        """End the exchange: complete, or failed with `failure`."""
+        """End the exchange. It is complete unless there is a `failure`."""
         if self._over:
             return
         self._over = True
@@ -294,7 +309,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         else:
             self._transport.abort()
         self._paused = False
-        del self._parser, self._feed  # break the reference cycle: it would keep large bodies until a garbage collection
+        del self._parser, self._feed  # break the reference cycle, which would keep large bodies until a garbage collection
         if self._sender is not None:
             self._sender.cancel()
         self._wake()
@@ -318,12 +333,12 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._keeps_connection = self._parser.should_keep_alive() and self._request.keeps_connection
         self._until_close = _ends_with_connection(self._headers)
         if self._request.is_head:
-            # The parser cannot be configured to expect no body: stop it here and ignore the rest.
+            # The parser cannot be configured to expect no body, so stop it here and ignore further data.
             self._complete = True
             raise ValueError("unexpected response body")
 
     def on_message_complete(self) -> None:
-        self._complete = bool(self._status)  # not set for an interim answer (1xx)
+        self._complete = bool(self._status)  # not set for an interim response (1xx)
 
     # -- the request ---------------------------------------------------------------------------------------------------
 
@@ -340,7 +355,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._is_written = True
 
     async def _send(self, body: httpx.AsyncByteStream) -> None:
-        """Send the body. Raises if it is shorter or longer than announced; never sends more."""
+        """Send the body, up to the announced length. Raises `httpx.LocalProtocolError` if the body has another length."""
         left = self._request.length
         async for data in body:
             if left is not None:
@@ -379,7 +394,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
 
 def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether only the end of the connection ends the answer's body (RFC 9112, section 6.3)."""
+    """Return whether the response body ends only with the connection (RFC 9112, section 6.3)."""
     fields = _fields(headers)
     if b"transfer-encoding" in fields:
         return not fields[b"transfer-encoding"].endswith(b"chunked")
