@@ -1,4 +1,4 @@
-"""Ask the same question twice: the second answer comes from the cache, without calling the model."""
+"""Ask the same question twice. The second answer comes from the cache, without a call of the model."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Keep a conversation on the server: every response appends its input and output."""
+"""Store a conversation on the server. Each response appends its input and output to the conversation."""
 
 import os
 
@@ -18,7 +18,7 @@ items = client.conversations.items.list(conversation.id, order="asc").data
 for item in items:
     print(f"{item.id[:4]}... {item.type}")
 
-# Items can be added and removed by hand.
+# Items can also be added and deleted explicitly.
 client.conversations.items.create(conversation.id, items=[{"type": "message", "role": "user", "content": "My city is London."}])
 client.conversations.items.delete(items[0].id, conversation_id=conversation.id)
 response = client.responses.create(model=MODEL, input="What is my city?", conversation=conversation.id)

@@ -15,13 +15,13 @@ app = FastAPI()
 
 @app.get("/v1/models")
 def models() -> dict[str, Any]:
-    """List the models. The middleware calls this to verify requests that do not reach the model, such as GET of a response."""
+    """List the models. The middleware calls this to verify the credential of requests that do not reach the model."""
     return {"object": "list", "data": [{"id": "parrot", "object": "model", "owned_by": "me"}]}
 
 
 @app.post("/v1/chat/completions")
 def chat(body: dict[str, Any]) -> dict[str, Any]:
-    """Answer as your model. It may return a complete answer, as here, or a stream of chunks."""
+    """Return the answer of your model: a whole completion, as here, or a stream of chunks."""
     said = body["messages"][-1]["content"]
     message = {"role": "assistant", "content": f"You said: {said}"}
     return {

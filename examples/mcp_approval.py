@@ -1,4 +1,4 @@
-"""Let the model call a tool of an MCP server, after approval. `tools.mcp_servers` must contain `weather`: see README.md."""
+"""Call a tool of an MCP server after approval. The server `weather` must be in `tools.mcp_servers` (see README.md)."""
 
 import os
 
@@ -7,7 +7,7 @@ from openai import OpenAI
 MODEL = os.environ.get("MODEL", "demo")
 client = OpenAI()
 
-# The label alone names a server that the operator configured. For your own server, add a `server_url`.
+# The label alone refers to a server that the operator configured. To use your own server, add a `server_url`.
 tools = [{"type": "mcp", "server_label": "weather", "require_approval": "always"}]
 response = client.responses.create(model=MODEL, input="How is the weather in Paris?", tools=tools)
 

@@ -1,4 +1,4 @@
-"""Make several responses over one WebSocket. With `store=False`, only the connection remembers them and can continue them."""
+"""Create several responses over one WebSocket. With `store=False`, a response can be continued only on its own connection."""
 
 import os
 
