@@ -1,4 +1,4 @@
-"""Cached answers in Redis, for requests that ask the same question again, in the same words or in others."""
+"""A cache of answers in Redis, for requests that repeat a question in the same or in other words."""
 
 from .cache import Cache
 from .embeddings import Embeddings, NoEmbedding, explain

@@ -1,11 +1,13 @@
-"""The response cache: look an answer up, store it, and compute it once when several requests ask for it at the same time.
+"""The response cache: look up answers, store them, and compute an answer only once when several requests need it at a time.
 
-1. Every failure is a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. A hit is exact (the same request), or semantic: a request of the same partition whose text is similar enough, and which
-   the guard accepts. The exact lookup comes first; the embedding is computed meanwhile, and cancelled on an exact hit.
-3. The first request computes the answer; equal requests on any replica wait for it, up to a timeout. Its *flight* is a lock in
-   Redis that is renewed while the answer is computed, and released at the end, even after an error.
-4. An answer is stored under the generation of its lookup, so an answer that was begun before a purge is not stored after it.
+1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
+2. An exact hit is an answer to the same request. A semantic hit is an answer to a request of the same partition whose text is
+   similar enough and is accepted by the guard. The exact lookup comes first. Meanwhile, the embedding is computed. It is
+   cancelled on an exact hit.
+3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
+   the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
+4. A purge starts a new generation. An answer is stored only if the generation is still that of its lookup, so an answer begun
+   before a purge is not stored after it.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_WAIT = 5.0
-"""Maximum seconds that a request waits for an equal one in progress; most answers are complete by then."""
+"""Maximum seconds that a request waits for an equal request in progress. Most answers are complete by then."""
 MAX_ENTRY_BYTES = 1024 * 1024
 """Maximum size of a cached answer: a few times the longest text that a model writes."""
 LEASE = 5.0
-"""Seconds after which the flight of a lost process ends."""
+"""Seconds after which a flight expires unless it is renewed."""
 STREAM_WAIT = 1.0
-"""Maximum seconds that a streaming request waits for an equal one: its client expects a first event."""
+"""Maximum seconds that a streaming request waits for an equal request, because its client expects a first event."""
 _NEAR = 0.15
-"""Maximum distance of the nearest text below the threshold at which a miss reports its similarity."""
+"""A miss reports the similarity of the nearest text if it is at most this much below the threshold."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
@@ -55,10 +57,10 @@ _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 
 
 class Cache:
-    """The cache of all owners. `redis` is the state's client; `embeddings` enables the semantic mode.
+    """The cache of all owners. `redis` is the state's client. `embeddings` enables the semantic mode.
 
-    `deployment` identifies everything besides the request that affects an answer. Vectors and records that this process holds
-    take up to `memory_bytes`.
+    `deployment` identifies everything besides the request that affects an answer. `memory_bytes` limits the memory for vectors
+    and records in this process.
     """
 
     def __init__(
@@ -89,14 +91,17 @@ class Cache:
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
     ) -> Key | Uncacheable:
-        """Return the key of `request` in this deployment, or report why it is not cacheable."""
+        """Return the key of `request` in this deployment, or the reason why it is not cacheable, recorded as a miss.
+
+        The other parameters are those of `key_of`.
+        """
         key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
         if isinstance(key, Uncacheable):
             _report_miss(key)
         return key
 
     async def aclose(self) -> None:
-        """Wait until all flights are released."""
+        """Wait until all flights are released and all cancelled embeddings have ended."""
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -112,10 +117,11 @@ class Cache:
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
-        """Look up the answer to `key`. If an equal request is computing it, wait up to `MAX_WAIT` seconds for it.
+        """Await `gate`, then look up the answer to the request with this `key`. Raises the errors of `gate`.
 
-        If `streamed`, wait up to `STREAM_WAIT` seconds. `headers` and `scope` belong to the caller's request and are
-        used for the embedding. After a miss, compute the answer within `flight`. Raises what `gate` raises.
+        If an equal request is computing the answer, wait for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if `streamed`.
+        `headers` and `scope` are those of the caller's request, and are used for the embedding. After a miss, the caller must
+        compute the answer within `flight`.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -160,7 +166,7 @@ class Cache:
         return await self._nearest(miss, scan, embed, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
-        """Look up the exact key until no other request is computing the answer, or `wait` seconds have passed."""
+        """Repeat the exact lookup until no other request is computing the answer, or until `wait` seconds have passed."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
@@ -176,10 +182,10 @@ class Cache:
             pause = min(pause * 1.5, _MAX_PAUSE)
 
     async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
-        """Return the nearest entry that the guard accepts; None if there is none."""
+        """Return a hit for the nearest entry that the guard accepts, or None if there is no such entry."""
         miss.vector = embedding = miss.vector or embed()
         if not embedding.done():
-            await asyncio.wait({embedding})  # unlike awaiting it, this can be cancelled without waiting for the embedding
+            await asyncio.wait({embedding})  # unlike `await embedding`, this ends at once when it is cancelled
         vector, threshold = embedding.result(), miss.policy.threshold
         if vector is None:
             miss.because("embedding_failed")
@@ -196,7 +202,7 @@ class Cache:
         return self._embeddings.start(text, headers, scope)
 
     def _expect(self, key: Key, *, hit: bool) -> None:
-        """Remember whether the next lookup of `key` is likely to be an exact hit, so that it needs no embedding."""
+        """Record whether the next lookup of `key` is likely to be an exact hit, for which no embedding is started."""
         if len(self._expected) >= _MAX_EXPECTED:
             self._expected.clear()
         (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
@@ -224,7 +230,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """Hold the flight of `miss` while its answer is computed; `keep` ends it earlier."""
+        """Renew the flight of `miss` until the context exits, then release it. `keep` releases it earlier."""
         renewing = asyncio.create_task(self._renew(miss.key, miss.token)) if miss.token is not None else None
         try:
             yield
@@ -234,9 +240,10 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
-        """Cache a finished `document`, if it is cacheable; return whether it was cached.
+        """Cache a finished `document` if it is cacheable. Return whether it was cached.
 
-        Call this before the response is stored, so that deleting the response finds the entry. `summary`: see `texts_of`.
+        Call this before the response is stored, so that deleting the response also removes the entry. `summary` is passed to
+        `texts_of`.
         """
         texts = texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:
@@ -283,7 +290,7 @@ class Cache:
                 logger.debug("a flight was not renewed")
 
     def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
-        """Release the flight and cancel the embedding. The request does not wait for either."""
+        """Release the flight and cancel the embedding in the background. `mark` is passed to `Entries.release`."""
         token, embedding = miss.token, miss.vector
         miss.token = miss.vector = None
         if embedding is not None:

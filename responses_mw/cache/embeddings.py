@@ -1,7 +1,7 @@
-"""Embeddings from an OpenAI-compatible `/v1/embeddings` (OpenAI reference, "Create embeddings").
+"""A client of an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings").
 
-The server is the upstream, which gets the caller's credential or the operator's key, or another server, which never gets the
-caller's headers. Every failure raises `NoEmbedding`.
+The embeddings server is the upstream or another server. The upstream gets the operator's key or the caller's credential.
+Another server never gets the caller's headers. Every failure raises `NoEmbedding`.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ logger = logging.getLogger(__name__)
 Headers: TypeAlias = Mapping[str, str] | None
 Scope: TypeAlias = MutableMapping[str, Any] | None
 Embedding: TypeAlias = "asyncio.Task[Vector | None]"
-"""A vector being computed; None if that fails."""
+"""A task that computes a vector. Its result is None if the embedding fails."""
 
 _PATH = "/v1/embeddings"
 VERSION = 1
 _MAX_BYTES = 4 * 1024 * 1024
-"""Maximum size of an answer: about fifty times the size of the largest vectors in use."""
+"""Maximum size of a response in bytes, about fifty times the size of the largest vectors in use."""
 MAX_TEXT_LENGTH = 1000
-"""Maximum length, in characters, of a text for semantic lookup: one vector cannot distinguish longer texts."""
+"""Maximum length in characters of a text for semantic lookup. Longer texts cannot be distinguished by a single vector."""
 
 
 class NoEmbedding(Exception):
-    """The text could not be embedded. The message says why, without quoting the text."""
+    """The text could not be embedded. The message gives the reason without quoting the text."""
 
 
 class Embeddings:
-    """A client of the embeddings server, reached by `transport`.
+    """A client of the embeddings server, which sends requests over `transport`.
 
-    `base` is the upstream's URL without `/v1`, and `api_key` the upstream's key. Raises `ModuleNotFoundError` without
-    numpy.
+    `base` is the upstream's URL without `/v1`, and `api_key` is the upstream's key. They are used unless the settings name
+    another embeddings server. Raises `ModuleNotFoundError` if numpy is not installed.
     """
 
     def __init__(
@@ -71,15 +71,18 @@ class Embeddings:
         server = settings.embedding_url or ""  # another server may use the same name for another model
         space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{settings.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
-        """Vectors are comparable only within one space."""
+        """The id of the vector space. Only vectors of the same space are comparable."""
         self._warnings = WarningLimit()
 
     def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        """Start the embedding of `text`, as in `embed`. A failure is logged."""
+        """Start a task that embeds `text`. A failure is logged and makes the task's result None."""
         return asyncio.create_task(self._embed_or_warn(text, headers, scope))
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
-        """Return the vector of `text`. `headers` and `scope` belong to the caller's request. Raises `NoEmbedding`."""
+        """Return the vector of `text`. Raises `NoEmbedding`.
+
+        `headers` and `scope` are those of the caller's request. They are used only if the embeddings server is the upstream.
+        """
         with measured_embedding(self._parameters["model"]):
             return await self._embed(text, headers, scope)
 
@@ -87,7 +90,7 @@ class Embeddings:
         try:
             return await self.embed(text, headers, scope)
         except NoEmbedding as error:
-            # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
+            # Without embeddings, the semantic cache has no hits. Nobody would notice that without a warning.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             return None
@@ -133,9 +136,9 @@ class Embeddings:
 async def explain(
     one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings
 ) -> tuple[bool, tuple[str, str, str]]:
-    """Compare two texts, as the last user texts of otherwise equal requests.
+    """Compare two texts as if they were the last user texts of otherwise equal requests.
 
-    Return whether the answer to one serves the other, and three lines that say why.
+    Return whether a cached answer to one text would be returned for the other, and three lines that explain the result.
     """
     similarity, compared = await _compare(one, other, embeddings, settings)
     rule = difference(signature(one), signature(other), strict=settings.guard == "strict")
@@ -146,7 +149,7 @@ async def explain(
 
 
 async def _compare(one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings) -> tuple[float | None, str]:
-    """Return the similarity (None if it is unknown), and a description of it."""
+    """Return the similarity, or None if it is unknown, and a description of the comparison."""
     if embeddings is None:
         return None, "unknown: cache.embedding_model and a server for it are not set"
     if max(len(one), len(other)) > MAX_TEXT_LENGTH:

@@ -1,15 +1,15 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
-The *partition* of a key is a hash of everything that shapes an answer except the last user text. In doubt a field is included:
-a superfluous field costs hits, a missing field causes wrong answers. Every field of `CreateResponse` is hashed unless it is
-in `NEUTRAL`.
+The *partition* of a key is a hash of everything that affects an answer except the last user text. In doubt, a field is
+included, because a superfluous field only costs hits, but a missing field causes wrong answers. Every field of `CreateResponse`
+is hashed unless the field is in `NEUTRAL`.
 
-A request is cacheable only if its last turn is exactly one user text, the model cannot call a tool (including those that the
-history brings), and there is no image, file, audio or video anywhere: the content behind a URL may change.
+A request is cacheable only if its last turn is exactly one user text, if the model cannot call a tool (not even one from the
+history), and if the request and its history contain only text, because the content behind a URL may change.
 
 A record has the texts of an answer, its usage, and the signature of its question. Neither the question nor the instructions are
-stored. An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and document
-are made as for an answer of the upstream.
+stored. An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and the
+document are created as for an answer of the upstream.
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
@@ -57,12 +57,12 @@ NEUTRAL = frozenset(
 """Fields of a request that do not affect its answer."""
 
 NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
-"""Forwarded headers that do not affect an answer; the credential is represented by the owner."""
+"""Forwarded headers that do not affect an answer. The owner represents the credential."""
 
 _TEXT_PARTS = frozenset({"input_text", "text", "output_text", "refusal", "reasoning_text", "summary_text"})
 _ITEM_IDENTITY = frozenset({"id", "status"})
 _APPROVAL = "mcp_approval_response"
-"""The approved call runs before the model is called."""
+"""A request with this item is not cacheable, because the approved call runs before the model is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Uncacheable:
-    """A request that is never cached. The reason is `uncacheable:` and a cause of `_obstacle`."""
+    """A request that is never cached. `reason` is `uncacheable:` followed by the cause that `_obstacle` returned."""
 
     reason: str
 
@@ -96,10 +96,10 @@ def key_of(
     headers: Mapping[str, str] | None = None,
     deployment: str = "",
 ) -> Key | Uncacheable:
-    """Return the key of `request`, or why it is not cacheable.
+    """Return the key of `request`, or the reason why it is not cacheable.
 
-    `items` is everything that the model sees, with the input last; `model` is the upstream's name for the model;
-    `headers` are the forwarded headers; `deployment` distinguishes upstreams.
+    `items` is everything that the model sees, with the input last. `model` is the upstream's name for the model. `headers` are
+    the forwarded headers. `deployment` distinguishes upstreams.
     """
     if cause := _obstacle(request, items):
         return Uncacheable(f"uncacheable:{cause}")
@@ -124,10 +124,10 @@ _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.n
 
 
 def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
-    """Return why `request` is not cacheable; empty if it is.
+    """Return the reason why `request` is not cacheable, or an empty string if it is cacheable.
 
     The reason is `background`, `tools`, `logprobs`, `messages` (vLLM's `enable_response_messages`), `input` (the
-    last turn is not one user text) or `content` (an earlier item is not only text).
+    last item is not a user message with one text part) or `content` (an earlier item contains more than text).
     """
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
@@ -143,7 +143,7 @@ def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
 
 
 def _user_text(item: Item) -> str | None:
-    """Return the text of a user message that has one text part; None for any other item."""
+    """Return the text of a user message that has one text part, or None for any other item."""
     if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
         return None
     part = item["content"][0]
@@ -166,7 +166,7 @@ def _field(request: CreateResponse, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    """Encode objects and arrays, to preserve the order of members: a constrained model writes them in the schema's order."""
+    """Encode objects and arrays, to preserve the order of members. A constrained model writes members in the schema's order."""
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 
@@ -195,9 +195,9 @@ _REPLAYED = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: its `texts` in order, its `usage`, its lifetime (seconds), and its question's `signature`.
+    """A cached answer: its `texts` in order, its `usage`, its lifetime in seconds (`ttl`), and its question's `signature`.
 
-    It is bound to an `owner`, an exact `key` and a version.
+    The entry is valid only for its `owner`, its exact `key` and its version `v`.
     """
 
     owner: str
@@ -213,11 +213,11 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
-    """Return the texts of a finished answer; None if it is not cacheable.
+    """Return the texts of a finished answer, or None if it is not cacheable.
 
-    An answer is not cacheable if it failed, was cut off or refused, called a tool, or contains anything that a replay would
-    lose. `summary` is None for Chat Completions upstreams. For an upstream with a Responses API, it says whether a replay
-    turns reasoning into a summary.
+    An answer is not cacheable if it failed, is incomplete, is a refusal, has a tool call, or contains anything that a replay
+    would lose. For an upstream with a Responses API, `summary` is whether a replay turns reasoning into a summary. For a Chat
+    Completions upstream, it is None.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -251,7 +251,7 @@ def _loses_members(value: dict[str, Any], kind: str) -> bool:
 
 
 def replay(texts: Sequence[Text]) -> list[Chunk]:
-    """Return the chunks of a turn: one for each text, and an end."""
+    """Return the chat chunks of an answer: one for each text, and one with the finish reason."""
     chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts]
     return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
 

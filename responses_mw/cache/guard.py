@@ -1,14 +1,14 @@
-"""The guard: decides whether the answer to one text may be reused for a similar one.
+"""The guard, which decides whether the answer to one text may be reused for a similar text.
 
-Similar embeddings say that two texts have the same topic, not that they ask the same: a number, a negation or swapped names
-hardly change a vector.
+Similar embeddings show that two texts have the same topic, but not that they ask the same question. A number, a negation or
+swapped names hardly change a vector.
 
 1. Numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and
    compare must be the same in both texts, and the words in both must have the same order.
 2. A strict guard (the default) requires all other words to be the same too, except for spelling, synonyms, plurals and ways of
-   asking: the vector finds candidates, but does not decide. A `loose` guard leaves these words to the vector.
-3. A text in a script other than Latin, one that looks like code, and one without any content word match only themselves.
-4. A wrong refusal costs a call to the upstream, a wrong hit gives a wrong answer: in doubt the guard refuses.
+   asking. So vectors only find candidates. A `loose` guard ignores differences in these other words.
+3. A text in a script other than Latin, a text that looks like code, and a text without any content word match only themselves.
+4. A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer. So the guard refuses when in doubt.
 
 The guard compares `Signature`s, which contain salted hashes of words. The text itself is not stored.
 """
@@ -51,7 +51,7 @@ class Signature:
     articles: Hashes = ()
     names: Hashes = ()
     careful: bool = False
-    """Whether the text uses capitals correctly, as far as its first letter and "I" show."""
+    """Whether the text seems to use capitals correctly, judging by its first letter and "I"."""
     proper: Hashes = ()
     """Capitalized words within a sentence."""
     bare: Hashes = ()
@@ -91,11 +91,14 @@ KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals",
 _LISTS = (*KINDS, "names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms", "words")
 _ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
 _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
-"""The lists that show that a text has content of its own, not only words that refer to a context."""
+"""Lists that show that a text has content. If all of them are empty, the text only refers to its context."""
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first of the `RULES` by which the two texts differ; None if one answer serves both."""
+    """Return the first of the `RULES` by which the two texts differ, or None if one answer serves both.
+
+    If `strict` is False, the rule `words` is skipped.
+    """
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in KINDS:
@@ -112,23 +115,23 @@ def difference(one: Signature, other: Signature, *, strict: bool = True) -> str 
 
 
 def _names_differ(one: Signature, other: Signature) -> bool:
-    """Return whether a name of `one` is missing in `other`, or not capitalized there although others are."""
+    """Return whether a name in `one` is missing in `other`, or is not capitalized in `other` although both use capitals."""
     if not set(one.names) <= set(other.forms):
         return True
     return one.careful and other.careful and not set(one.proper) <= set(other.names)
 
 
 def _number_matters(one: Signature, other: Signature) -> bool:
-    """Return whether the number or the article of a word makes a difference.
+    """Return whether a plural or an article in `one` changes the meaning.
 
-    It does if `one` has the plural of a word without an article in `other` (damage and damages, http and https), or
-    "the" where `other` has "a".
+    It does if `one` has the plural of a word that has no article in `other` (damage and damages, http and https), or if `one`
+    has "the" where `other` has "a".
     """
     return not (set(one.plurals).isdisjoint(other.bare) and set(one.definite).isdisjoint(other.indefinite))
 
 
 def signature(text: str, *, salt: str = "") -> Signature:
-    """Return the signature of `text`. Signatures are comparable only under the same `salt`."""
+    """Return the signature of `text`. Only signatures with the same `salt` are comparable."""
     digest = _digest(salt)
     ascii_only = text.isascii()
     plain_text = " ".join((text if ascii_only else unicodedata.normalize("NFKC", text).translate(_PLAIN)).split())
@@ -149,13 +152,13 @@ def signature(text: str, *, salt: str = "") -> Signature:
 
 
 def _digest(salt: str) -> Callable[[str], str]:
-    """Return the function that hashes a word under `salt`."""
+    """Return a function that hashes a word with `salt`."""
     key = hashlib.sha256(salt.encode()).digest()
     return lambda word: hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=6).hexdigest()
 
 
 def _question_mark(text: str) -> str:
-    """Return the question mark if only it shows that the text is a question; otherwise an empty string."""
+    """Return "?" if only the question mark shows that the text is a question, otherwise an empty string."""
     return "?" if text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN) else ""
 
 
@@ -175,16 +178,16 @@ _PERCENT = re.compile(r"(?<=\d) ?%(?=\s+[^\W\d]{2}|[\s?.!,;:)]*$)")
 _LOWER_I = re.compile(r"\bi\b")
 _ARTICLES = {"the": "definite", "a": "indefinite", "an": "indefinite"}
 _REACH = 4
-"""Maximum distance of a determiner from its noun: a very big red car."""
+"""Maximum distance between a determiner and its noun, as in "a very big red car"."""
 
 
 class _Reading:
-    """The words of one text.
+    """The words of a text, sorted into classes.
 
-    English text is normalized: the way of asking is removed, plurals and a few synonyms become one word. A text in another
-    language, or one about words (spell, translate, a programming language), is read word by word.
+    In an English text, the way of asking is removed, and plurals and synonyms are replaced with one form. Words are not
+    replaced in a text about words (spell, translate, a programming language) or in another language.
 
-    `lists` has a list for each class; `words` in it has all words that are compared, in order.
+    `lists` has a list for each class. Its list `words` has all words that are compared, in order.
     """
 
     def __init__(self, text: str) -> None:
@@ -231,7 +234,7 @@ class _Reading:
         self._article = _ARTICLES.get(word.text)
 
     def _add_content(self, word: Word) -> None:
-        """Add a content word."""
+        """Add a content word to `content`, `words` and `forms`, and to the lists for its number and its capitals."""
         lists = self.lists
         form = _cased(word, spelled(word.text) if self._closely else word.text)
         stem = form
@@ -252,7 +255,7 @@ class _Reading:
 
 
 def _without_plain_commas(words: list[Word]) -> list[Word]:
-    """Remove commas without a meaning: at an edge, after a number, or before a conjunction."""
+    """Remove commas that have no meaning: at an edge, after a number, or before a conjunction."""
 
     def is_significant(place: int) -> bool:
         inside = 0 < place < len(words) - 1
@@ -274,7 +277,7 @@ _BINDING = {**{text: text for text in lexicon.CRITICAL | lexicon.DIRECTIONS}, **
 
 
 def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
-    """Return the list and the normalized form of a word that the guard compares by its class; None for a content word."""
+    """Return the name of the word's list and the word's normalized form, or None for a content word."""
     text = word.text
     if text.startswith("#"):
         return "numbers", text
@@ -296,7 +299,10 @@ def _is_number(text: str) -> bool:
 
 
 def _unit(word: Word, *, after_number: bool) -> str | None:
-    """Return the name of a unit. A single letter is a unit only after a number, and M is not m."""
+    """Return the name of the unit, or None if the word is not a unit.
+
+    A single letter is a unit only after a number, and M is not m.
+    """
     if len(word.text) == 1 and not after_number:
         return None
     unit = lexicon.UNITS.get(word.text) or lexicon.UNITS.get(_singular(word.text))
@@ -311,8 +317,10 @@ def _cased(word: Word, noted: str) -> str:
 
 
 def _with_letters(words: list[Word]) -> list[Word]:
-    """Mark each "a" that is not an article and each "I" that is not a pronoun as a letter (vitamin A, a few, World War I), and
-    ignore the case of a letter that enumerates (vitamin D, plan B)."""
+    """Mark an "a" that is not an article and an "I" that is not a pronoun as letters (vitamin A, a few, World War I).
+
+    Ignore the case of a letter that enumerates (vitamin D, plan B).
+    """
 
     def read(place: int, word: Word) -> Word:
         if _is_letter(words, place):
@@ -334,7 +342,7 @@ def _is_letter(words: list[Word], place: int) -> bool:
 
 
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
-    """Return words whose synonym is in the text too: there, the two are different words (delete and remove)."""
+    """Return the words whose synonym is also in the text, where both must be kept apart (delete and remove)."""
     by_stem: dict[str, set[str]] = {}
     for word in words:
         singular = _singular(word.text)

@@ -1,8 +1,8 @@
-"""The words that the guard knows, read from `words.txt`, how a text is split into words, and which ways of asking are alike.
+"""The words that the guard knows, from `words.txt`, functions that split a text into words, and equivalent ways of asking.
 
-A missing word only costs hits: an unknown word must be in both texts. "How do I", "how can I" and "how to" ask the same; so do
-"which time zone is" and "what time zone is". The words that only ask are removed; they determine the `kind` of the question,
-which must be the same in both texts.
+A missing word only costs hits, because an unknown word must be in both texts. "How do I", "how can I" and "how to" ask the same
+question, and so do "which time zone is" and "what time zone is". Words that only ask are removed. They determine the `kind` of
+the question, which must be the same in both texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Phrase = tuple[str, ...]
 
 
 def _sections() -> dict[str, list[list[str]]]:
-    """Return the groups of words of each section."""
+    """Read `words.txt`, and return the groups of words in each section."""
     sections: dict[str, list[list[str]]] = {}
     groups: list[list[str]] = []
     for line in (files("responses_mw.cache") / "words.txt").read_text("utf-8").splitlines():
@@ -40,7 +40,7 @@ def _to_first(section: str) -> dict[str, str]:
 
 
 def _numbers(section: str) -> dict[str, str]:
-    """Return the number of each word: a group starts with the number of its first word, and counts up from there."""
+    """Return the number of each word. A group begins with the number of its first word. Each further word counts one more."""
     numbers: dict[str, str] = {}
     for first, *words in _SECTIONS[section]:
         numbers |= {word: first if place == 0 else str(int(first) + place) for place, word in enumerate(words)}
@@ -96,7 +96,7 @@ _TOKEN = re.compile(
 )
 _LITERAL = re.compile(r"(?<!\S)--?[^\W\d_]|[@_/\\#$%&*+]|\w[.:]\w|[a-z][A-Z]|[A-Z]{2}|[^\W\d]\d|\d[^\W\d]")
 _DOTTED = re.compile(r"(\.[^\W\d_].*)")
-"""A word that starts with a dot: .net is not a net."""
+"""A word that begins with a dot, because .net is not the word net."""
 _PUNCTUATION = frozenset(".,;:?!'\"()-«»…¿¡")
 _SIGNIFICANT = re.compile(r"[()]|(?<=\d)['\"!]|(?<=\b\w)!|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
 """Punctuation that changes the meaning: 6' and 6", 5!, n!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""
@@ -143,7 +143,7 @@ def tokens(text: str) -> list[Word]:
 def literals(text: str) -> Iterator[str]:
     """Yield paths, identifiers, options, addresses and abbreviations, which must match exactly.
 
-    Names with more than one spelling (iPhone, iphone) are not among them.
+    Names that are written with or without capitals (iPhone, iphone) are not included.
     """
     for chunk in text.split():
         dotted = _DOTTED.match(chunk)
@@ -158,7 +158,7 @@ def without_commas(number: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """Return one spelling of an English word that has several (colour, color)."""
+    """Return the standard spelling of an English word that has several (color for colour)."""
     known = SPELLINGS.get(text)
     if known is not None:
         return known
@@ -172,7 +172,7 @@ def spelled(text: str) -> str:
 
 
 def _words(text: str, case: str) -> list[Word]:
-    """Split a word: expand contractions, separate French elisions and hyphenated words. `case` marks a capital."""
+    """Expand a contraction, and split French elisions and hyphenated words. `case` is the mark of a capitalized word."""
     lower = text.casefold() if "ß" not in text else text.lower()
     if lower in CONTRACTIONS:
         return [Word(word) for word in CONTRACTIONS[lower]]
@@ -204,9 +204,10 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 
 
 class Frame(NamedTuple):
-    """Phrases at the beginning of a question that are removed; the rest is a question of this `kind`.
+    """Phrases that are removed from the beginning of a question. What follows is a question of this `kind`.
 
-    The next word must be in `before` and not in `unless`, and the word after it in `then`. An empty set is ignored.
+    The word after the phrase must be in `before` and not in `unless`, and the next word must be in `then`. An empty set imposes
+    no condition.
     """
 
     phrases: frozenset[Phrase]
@@ -216,7 +217,7 @@ class Frame(NamedTuple):
     unless: frozenset[str] = frozenset()
 
     def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether the frame may be removed before `texts`."""
+        """Return whether a phrase of this frame may be removed if `texts` are the words after it."""
         after, next_but_one = (*texts, "", "")[:2]
         follows = (not self.before or after in self.before) and after not in self.unless
         return follows and (not self.then or next_but_one in self.then)
@@ -246,7 +247,7 @@ _BOUND = CRITICAL | DIRECTIONS | POLAR | BE
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
     """Return the kind of the question, and its words without phrases such as "how do I" and "please tell me".
 
-    `asked`: whether the text ends with a question mark.
+    `asked` is whether the text ends with a question mark.
     """
     words = _normalized(words)
     texts = [word.text for word in words]
@@ -274,9 +275,10 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """Return the article of the one thing that a question asks for: `the`, `none`, or nothing for "a" and for plurals.
+    """Return the article in a question about one thing: `the`, or `none` if it has no article.
 
-    It distinguishes *the time* from *time*, and *a light* from *light*.
+    Return an empty string for "a", for plurals and for other questions. The result distinguishes *the time* from *time*, and
+    *a light* from *light*.
     """
     if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
         return ""
@@ -286,7 +288,10 @@ def article(kind: str, words: Sequence[Word]) -> str:
 
 
 def _first_frame(texts: list[str]) -> tuple[str, int]:
-    """Return the kind and the length of the frame with which `texts` begin, with a following comma; length 0 for none."""
+    """Return the kind and the length of the frame at the beginning of `texts`, including a comma after the frame.
+
+    The length is 0 if there is no frame.
+    """
     for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
         length = len(phrase)
         if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
@@ -295,13 +300,15 @@ def _first_frame(texts: list[str]) -> tuple[str, int]:
 
 
 def _addresses_reader(phrase: Sequence[str], rest: Sequence[str]) -> bool:
-    """Return whether "you" in `phrase` is the model: How do you store my data? is not How do I store my data?"""
+    """Return whether "you" in `phrase` is the model, as in "How do you store my data?"."""
     return "you" in phrase and not PERSONS.isdisjoint(rest)
 
 
 def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
-    """Return the kind of a question by its last word (what does it mean, how much does it cost), and how many words to remove
-    at its front and at its back."""
+    """Return the kind of a question that its last word determines (what does it mean, how much does it cost).
+
+    Also return the number of words to remove at the front and at the end.
+    """
     if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
         return texts[-1], 2, 1
     if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
@@ -310,7 +317,7 @@ def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
 
 
 def _thanks(texts: list[str]) -> int:
-    """Return how many words at the end are thanks."""
+    """Return the number of words at the end that only say thanks."""
     ends = next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
     return ends + (bool(ends) and texts[-ends - 1 : -ends] == [","])
 
@@ -319,7 +326,7 @@ def _thanks(texts: list[str]) -> int:
 
 
 def _normalized(words: list[Word]) -> list[Word]:
-    """Replace equivalent forms by one of them."""
+    """Replace each of several equivalent forms with one form."""
     texts = [word.text for word in words]
     if not CONVERSIONS.isdisjoint(texts):
         words = [Word("to") if word.text == "into" else word for word in words]
@@ -333,8 +340,11 @@ def _normalized(words: list[Word]) -> list[Word]:
 
 
 def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Return whether "which" at `place` means "what": before a noun and its verb (which time zone is), or a superlative
-    (which is the largest). Elsewhere it asks for a choice (which is right?)."""
+    """Return whether the word at `place` is a "which" that means "what".
+
+    It does before a noun and its verb (which time zone is), and with a superlative (which is the largest). Elsewhere, "which"
+    asks for a choice (which is right?).
+    """
     if texts[place] != "which":
         return False
     verb = next((n for n in range(place + 1, len(texts)) if texts[n] in _BOUND or not texts[n].isalpha()), 0)
@@ -345,12 +355,12 @@ def _is_what(texts: Sequence[str], place: int) -> bool:
 
 
 def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Return whether "there" at `place` has no meaning: how many planets are there in the solar system."""
+    """Return whether the word at `place` is a "there" without meaning, as in "How many planets are there in it?"."""
     return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
 
 
 def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
-    """Add the missing verb to questions like "How many ounces in a pound"."""
+    """Add the missing verb to a question like "How many ounces in a pound"."""
     place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
     lacks = 3 <= place <= 4 and texts[place] == "in" and POLAR.isdisjoint(texts)
     return [*words[:place], Word("are"), *words[place:]] if lacks else words

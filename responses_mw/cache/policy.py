@@ -1,19 +1,20 @@
-"""What a request asks of the cache, within the limits that the operator sets, and what it gets.
+"""The cache policy that a request asks for, within the operator's limits, and the result of its lookup.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
-The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
-higher threshold. The operator's `cache.max_mode`, `cache.ttl` and `cache.threshold` limit what it gets.
+The body takes precedence over the header. A request may always use the cache less than the default: not at all, with a shorter
+lifetime, or with a higher threshold. The operator sets the highest mode (`cache.max_mode`), the longest lifetime (`cache.ttl`)
+and the lowest threshold (`cache.threshold`).
 
-It gets a hit, or a miss with a reason, which is in the access line, in the header, and the label of a metric:
+The result is a hit, or a miss with a reason. The reason is in the access line, in the response header, and in a metric's label:
 
     uncacheable:<cause>   the request is never cached
     refresh               the request asked not to look up an answer
     not_found             no answer to this text, nor to a similar text if the mode is semantic
     below_threshold       the nearest text is less similar than the threshold
-    guard:<rule>          the nearest text differs; `guard.RULES` has the rules
+    guard:<rule>          the guard refused the nearest text; `guard.RULES` explains the rules
     too_long              the text is too long to be compared
     embedding_failed      the embeddings server failed, or did not answer in time
     unreadable            the stored answer is damaged, or sealed with another key
@@ -48,9 +49,9 @@ _MAX_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A cache policy. `mode` is one of `MODES`, `ttl` is in seconds.
+    """A cache policy. `mode` is one of `MODES`. `ttl` is in seconds.
 
-    `read` and `write` say whether answers are looked up and stored.
+    `read` and `write` are whether answers are looked up and stored.
     """
 
     mode: str
@@ -75,10 +76,10 @@ _options = checks.closed_object(
 
 
 def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored: bool) -> Policy:
-    """Return the policy of a request with this `cache` field and `X-Responses-Cache` header (None: not given).
+    """Return the policy of a request. Raises `BadRequest` for an invalid value.
 
-    `stored` is the request's `store`: with `store: false` nothing is cached, unless the request itself names a mode.
-    Raises `BadRequest` for an invalid value.
+    `body` is the request's `cache` field and `header` its `X-Responses-Cache` header, or None if not given. `stored` is the
+    request's `store`. An answer to a request with `store: false` is cached only if the request itself names a mode.
     """
     asked = {**_parse_header(header), **_parse_body(body)}
     highest = max(settings.mode, settings.max_mode, key=MODES.index)
@@ -146,9 +147,9 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`; `age` is in seconds.
+    """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`. `age` is in seconds.
 
-    `usage` is that of the first answer, with `"cache": kind`: its tokens were counted then.
+    `usage` is the usage of the original answer, with `"cache": kind` added because these tokens were counted before.
     """
 
     kind: str
@@ -165,12 +166,12 @@ class Hit:
 
 @dataclass(slots=True)
 class Miss:
-    """No cached answer. Holds what is needed to store the new answer and to release the requests that wait for it."""
+    """A lookup without a hit, with everything needed to store the new answer and to release the requests that wait for it."""
 
     key: Key
     policy: Policy
     generation: str | None = None
-    """None if the cache failed: the answer is not stored."""
+    """The cache's generation at the lookup. If the lookup failed, it is None, and the answer is not stored."""
     token: str | None = None
     """Set while this request holds the flight, so that equal requests wait for it."""
     vector: Task[Vector | None] | None = None
@@ -188,6 +189,6 @@ class Miss:
         return f"miss; reason={self.reason}{similarity}{threshold}"
 
     def because(self, reason: str, nearest: float | None = None) -> None:
-        """Record why there is no hit, unless a reason is recorded already."""
+        """Record the reason for the miss, unless a reason has been recorded already."""
         if self.reason == "not_found":
             self.reason, self.nearest = reason, nearest

@@ -1,7 +1,8 @@
 """Search for the entries of a partition that are nearest to a vector.
 
-Each process holds the vectors of the partitions that it has searched. Before each search, it reads the vectors that were added
-since. The search is exact. Redis needs no module for it. Vectors have length 1; they are float32 in memory, float16 in Redis.
+Each process keeps the vectors of the partitions that it has searched in memory. Before each search, it reads the vectors that
+were added since the last one. The search is exact and needs no Redis module. Vectors have length 1. They are float32 in memory
+and float16 in Redis.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from .store import MAX_PARTITION_ENTRIES, Entries, Page
 Vector: TypeAlias = NDArray[np.float32]
 
 MAX_MATCHES = 4
-"""Maximum number of entries returned: the guard may refuse the nearest ones."""
+"""Maximum number of entries returned. Several are useful because the guard may refuse the nearest ones."""
 PAGE = 2000
 """Maximum number of vectors that are read at a time."""
 _MAX_RECORD_BYTES = 4 * 1024 * 1024
-"""Maximum size of the records that are held for each partition."""
+"""Maximum total size in bytes of the records that are kept in memory for each partition."""
 _STORED = np.dtype("<f2")
 _TINY = np.float32(1e-30)  # avoids a division by zero
-_ROUNDING = 1e-4  # upper bound of the error of similarities and lengths
+_ROUNDING = 1e-4  # upper bound of the rounding error of similarities and lengths
 _MIN_GROWTH = 128
 
 
 class Match(NamedTuple):
-    """An entry similar to a vector: its id, cosine similarity, record and remaining seconds."""
+    """An entry similar to a vector: its id, its cosine similarity, its record, and its remaining lifetime in seconds."""
 
     entry: str
     similarity: float
@@ -41,10 +42,10 @@ class Match(NamedTuple):
 
 
 class Scan:
-    """Linear search in the vectors of a partition, which are held in this process.
+    """Linear search in the vectors of a partition, which are kept in memory.
 
-    Recently matched records are held too: this saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
-    records take up to `max_bytes`; the least recently used partition is dropped first.
+    Recently matched records are also kept, which saves a repeated semantic hit a round trip, or a sixth of its time. If vectors
+    and records exceed `max_bytes`, the least recently used partitions are evicted.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
@@ -52,16 +53,19 @@ class Scan:
         self._space = space
         self._max_bytes = max_bytes
         self._partitions: dict[tuple[str, str], _Partition] = {}
-        """By partition and space; the least recently used one is first."""
+        """Partitions by name and space, with the least recently used one first."""
         self._latest: str | None = None
-        """Space of the last vector; None before the first."""
+        """The space of the last vector that was searched for; None before the first search."""
 
     def stored(self, vector: Vector) -> tuple[str, bytes]:
-        """Return the space of `vector` and its stored form."""
+        """Return the space and the encoded form of `vector`."""
         return self._space_of(vector), encode_vector(vector)
 
     def known(self, key: Key) -> tuple[str, int] | None:
-        """Return the space and the last entry number read of the partition; None before the first search."""
+        """Return the space of the last search, and the number of the last entry read from the partition in this space.
+
+        Return None before the first search.
+        """
         if self._latest is None:
             return None
         partition = self._partitions.get((key.partition, self._latest))
@@ -72,7 +76,7 @@ class Scan:
     ) -> list[Match]:
         """Return up to `count` entries that reach the threshold, nearest first.
 
-        `page` is what the exact lookup has read after `known`; if there is more, it is read here.
+        `page` has the entries after `known` that the exact lookup has read. If there are more entries, they are read here.
         """
         self._latest = self._space_of(vector)
         place = key.partition, self._latest
@@ -90,19 +94,19 @@ class Scan:
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
-        """Return the similarity of the nearest entry known here; None if it is below `floor`."""
+        """Return the similarity of the nearest entry in memory, or None if the similarity is below `floor`."""
         partition = self._partitions.get((key.partition, self._space_of(vector)))
         near = partition.vectors.nearest(vector, floor, 1, _now()) if partition is not None else []
         return near[0][1] if near else None
 
     def _space_of(self, vector: Vector) -> str:
-        """Return the space of `vector`: only vectors of the same model and size are comparable."""
+        """Return the space of `vector`. Only vectors of the same model and size are comparable."""
         return f"{self._space}{len(vector):x}"
 
     async def _records(
         self, key: Key, partition: _Partition, entries: Sequence[str], now: int
     ) -> dict[str, tuple[bytes, float]]:
-        """Return record and remaining seconds of each entry that still exists. Records that are not held are read."""
+        """Return the record and the remaining seconds of each entry that still exists. Read records that are not in memory."""
         state = partition.state
         held = {entry: partition.records[entry] for entry in entries if entry in partition.records}
         records = {entry: (record, (expiry - now) / 1000) for entry, (record, expiry) in held.items()}
@@ -122,7 +126,7 @@ def _now() -> int:
 
 
 class _Partition:
-    """What this process has read of a partition in one `space`, up to entry number `last`."""
+    """The entries of a partition that this process has read, up to number `last`, with vectors in one `space`."""
 
     def __init__(self, space: str, dimensions: int) -> None:
         self.space = space
@@ -151,7 +155,7 @@ class _Partition:
         return self.generation, self.last, self.removals
 
     def hold(self, entry: str, record: bytes, expiry: int) -> None:
-        """Keep a record; drop all others if they are too large together."""
+        """Keep a record in memory until `expiry` (ms). If the records would become too large, remove all other records."""
         self._forget(entry)
         if self._record_bytes + len(record) > _MAX_RECORD_BYTES:
             self._drop_records()
@@ -166,7 +170,7 @@ class _Partition:
         self._record_bytes -= len(self.records.pop(entry, (b"", 0))[0])
 
     def update(self, page: Page) -> bool:
-        """Add a page, which may arrive late or twice; return whether everything up to its end is known now."""
+        """Add the entries of a page, which may arrive late or twice. Return False if further entries must be read."""
         if page.space != self.space:
             return False
         if page.removals != self.removals:
@@ -174,7 +178,7 @@ class _Partition:
             self._drop_records()
         same = page.generation == self.generation
         if same and page.last < self.last > page.after:
-            return True  # more has been read meanwhile
+            return True  # later entries have been read meanwhile
         if not same or page.last < self.last:
             self._purge(page.generation, self.vectors.dimensions)
         if page.after > self.last:
@@ -189,7 +193,7 @@ class _Partition:
 
 
 def _split(stored: bytes) -> tuple[int, bytes]:
-    """Split an expiry (ms) from a vector."""
+    """Return the expiry (ms) and the encoded vector in a stored value."""
     expiry, _, vector = stored.partition(b":")
     return int(expiry), vector
 
@@ -198,7 +202,10 @@ def _split(stored: bytes) -> tuple[int, bytes]:
 
 
 def unit_vector(numbers: object) -> Vector:
-    """Return `numbers` as a vector of length 1. Raises `ValueError` if it has no direction."""
+    """Return `numbers` as a vector of length 1.
+
+    Raises `ValueError` if `numbers` is not a list of numbers, or if its norm is zero or not finite.
+    """
     with np.errstate(over="ignore"):  # an overflow is reported below
         try:
             vector = np.asarray(numbers, dtype=np.float32)
@@ -206,17 +213,17 @@ def unit_vector(numbers: object) -> Vector:
             raise ValueError("the embedding is not a list of numbers") from None
         length = np.linalg.norm(vector) if vector.ndim == 1 else np.float32(0)
     if not np.isfinite(length) or length == 0:
-        raise ValueError("the embedding has no direction")
+        raise ValueError("the norm of the embedding is zero or not finite")
     return vector / length
 
 
 def encode_vector(vector: Vector) -> bytes:
-    """Return `vector` as little-endian float16."""
+    """Encode `vector` as little-endian float16."""
     return vector.astype(_STORED).tobytes()
 
 
 def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
-    """Return encoded vectors as the rows of a matrix, scaled to length 1 again."""
+    """Decode vectors into the rows of a matrix, and scale each row to length 1 again."""
     rows = np.frombuffer(b"".join(blobs), _STORED).astype(np.float32).reshape(len(blobs), dimensions)
     unit_rows: Vector = rows / np.sqrt(np.vecdot(rows, rows) + _TINY)[:, np.newaxis]
     return unit_rows
@@ -225,9 +232,10 @@ def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
 class VectorTable:
     """Vectors by id, each with an expiry (ms), in the order in which they were added.
 
-    A search compares the head of each vector, a quarter of its numbers. By the Cauchy-Schwarz inequality, the tails add at most
-    the product of their lengths to a similarity, so rows that cannot reach the threshold are skipped. Among 10,000 vectors of
-    384 (1536) numbers, a search takes 0.1 (0.3) ms; comparing all numbers takes 0.3 (2) ms.
+    A search first compares only the head of each vector, a quarter of its numbers. By the Cauchy-Schwarz inequality, the tails
+    add at most the product of their lengths to a similarity, so rows that cannot reach the threshold are skipped. Among 10,000
+    vectors of 384 numbers, a search takes 0.1 ms, and comparing all numbers would take 0.3 ms. With 1536 numbers, it is 0.3 ms
+    and 2 ms.
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -248,7 +256,7 @@ class VectorTable:
         return 4 * self.dimensions * len(self._expiries)
 
     def put(self, entries: Iterable[tuple[str, int, bytes]]) -> None:
-        """Add entries (id, expiry and encoded vector), or replace them; skip vectors of a wrong size."""
+        """Add or replace entries (id, expiry and encoded vector). Ignore entries whose vector has the wrong size."""
         fitting = [entry for entry in entries if len(entry[2]) == _STORED.itemsize * self.dimensions]
         if not fitting:
             return
@@ -264,14 +272,14 @@ class VectorTable:
         self._expiries[rows] = [expiry for _, expiry, _ in fitting]
 
     def remove(self, id_: str) -> None:
-        """Remove an entry, if it is there."""
+        """Remove the entry `id_` if it exists."""
         row = self._rows.pop(id_, None)
         if row is not None:
             self._expiries[row] = 0
             self._free.append(row)
 
     def shrink(self, limit: int, now: int) -> None:
-        """If there are more than `limit` entries, remove the expired ones, and then the oldest."""
+        """If there are more than `limit` entries, remove the expired ones, and then the oldest ones until `limit` are left."""
         if len(self._rows) <= limit:
             return
         for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:
@@ -280,7 +288,7 @@ class VectorTable:
             self.remove(id_)
 
     def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
-        """Return ids and similarities of up to `count` unexpired entries that reach the threshold, nearest first."""
+        """Return the ids and similarities of up to `count` unexpired entries that reach the threshold, nearest first."""
         head, tail = np.split(vector, [self._head])
         similarities = np.vecdot(self._heads, head)
         likely = similarities + self._tail_lengths * (np.linalg.norm(tail) + _ROUNDING) >= threshold - _ROUNDING
@@ -292,7 +300,7 @@ class VectorTable:
         return [(self._ids[rows[place]], float(similarities[place])) for place in best]
 
     def _row(self, id_: str) -> int:
-        """Return a row for `id_`, which becomes the newest entry."""
+        """Return the row of `id_`, or a free row for it, and make `id_` the newest entry."""
         row = self._rows.pop(id_, None)
         if row is None and self._free:
             row = self._free.pop()

@@ -22,7 +22,7 @@ from ..settings import CacheSettings
 from .entry import Key
 
 MAX_PARTITION_ENTRIES = 10_000
-"""Maximum number of answers that differ only in the last user text. A semantic lookup compares the text with all of them."""
+"""Maximum number of entries whose requests differ only in the last user text. A semantic lookup searches all of them."""
 MAX_PARTITION_BYTES = 64 * 1024 * 1024
 MAX_SHARDS = 16
 _OWNERS = "rmw:{c}:owners"
@@ -54,10 +54,11 @@ class Redis(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries added to a partition after entry number `after`: id, number, and expiry with vector (empty without one).
+    """Entries that were added to a partition after entry number `after`.
 
-    `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its
-    response. If the page is `full`, there may be more entries.
+    Each of `entries` is an id, a number, and an expiry with a vector, which is empty if the entry has no vector in `space`.
+    `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its response.
+    If the page is `full`, there may be more entries.
     """
 
     space: str
@@ -81,10 +82,10 @@ class Page:
 class LookupResult:
     """The result of an exact lookup. `verdict` is one of:
 
-    hit     `record` is the entry, which expires in `left` seconds
-    lead    no entry; this request computes the answer, and others wait for it
-    wait    no entry; another request is computing the answer
-    alone   no entry, and nobody waits for this request's answer
+    hit     there is an entry with this `record`, which expires in `left` seconds
+    lead    there is no entry; this request computes the answer, and equal requests wait for it
+    wait    there is no entry; another request is computing the answer
+    alone   there is no entry; this request computes the answer, and no other request waits for it
     """
 
     verdict: str
@@ -97,7 +98,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The size of the cache. `bytes` counts records and vectors, including those that expired since the last write."""
+    """The size of the cache. `bytes` is the size of all records and vectors, some of which may have expired."""
 
     owners: int
     entries: int
@@ -113,15 +114,16 @@ class Entries:
         self._settings = settings
         self._registered: dict[str, float] = {}
         self._shards = max(1, min(settings.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
-        """Number of shards of an owner. Entries stored under another limit may be in other shards, where they are not found."""
+        """Number of shards of an owner. If the owner's limit is changed, entries in other shards are no longer found."""
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
         """Look up the entry under `key`.
 
-        If there is none and `token` is given, lease the flight to it for `lease` seconds unless another request holds it.
-        `known` is a space and the last entry number that the caller has read; the result then has a `page`.
+        If there is no entry and `token` is given, lease the flight to `token` for `lease` seconds, unless another request holds
+        the flight. `known` is a space and the number of the last entry that the caller has read. If it is given and there is no
+        entry, the result has a `page`.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
@@ -132,12 +134,15 @@ class Entries:
         return LookupResult(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
-        """Return record and remaining seconds of entries in the partition of `key`; None for an entry that is gone."""
+        """Return the record and the remaining seconds of each entry in `ids`, or None for an entry that no longer exists.
+
+        The entries must be in the partition of `key`.
+        """
         reply = await self._redis.script(_READ, [self._key(key)], ids)
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
     async def since(self, key: Key, space: str, after: int, limit: int) -> Page:
-        """Return up to `limit` entries of the partition with a number above `after`."""
+        """Return a page of up to `limit` entries of the partition of `key` with a number above `after`."""
         generation, reply = await self._redis.script(_SINCE, [self._key(key)], [key.partition, space, after, limit])
         return Page.parse(space, after, limit, generation, reply)
 
@@ -152,9 +157,10 @@ class Entries:
         response: str,
         vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for `ttl` seconds and end the flight of `token`. `vector` is its space and its encoded form.
+        """Store a record for `ttl` seconds, and end the flight of `token`.
 
-        Return `kept`, `purged` (the cache was purged since the lookup) or `bound` (the entry exceeds a limit).
+        `response` is the id of the response, and `vector` the space and the encoded form of the text's vector. Return `kept`,
+        `purged` (the cache was purged since the lookup) or `bound` (the entry exceeds a limit).
         """
         space, encoded = vector
         facts = {
@@ -178,12 +184,14 @@ class Entries:
     # -- flights --------------------------------------------------------------------------------------------------
 
     async def renew(self, key: Key, token: str, lease: float) -> bool:
-        """Extend the flight of `token`; return False if it no longer holds the flight."""
+        """Extend the flight to `lease` seconds from now. Return False if `token` no longer holds the flight."""
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End a flight without an answer. With `mark`, record for that many seconds that the answer cannot be cached, so that
-        the waiting requests do not wait for one of them again."""
+        """End the flight of `token` without storing an answer.
+
+        For `mark` seconds, record that the answer is not cacheable, so that the waiting requests do not wait for one another.
+        """
         await self._fly(key, token, "mark" if mark else "release", mark)
 
     async def _fly(self, key: Key, token: str, action: str, seconds: float) -> Any:
@@ -206,11 +214,11 @@ class Entries:
         self._registered[owner] = now + _REGISTER_INTERVAL
 
     async def forget(self, owner: str, response: str) -> bool:
-        """Remove the entry made from this response of `owner`; return whether there was one."""
+        """Remove the entry that was made from a response of `owner`. Return whether there was an entry."""
         return any(await self._each_shard(_FORGET, owner, response, _GENERATION_TTL_MS))
 
     async def purge(self, owner: str | None = None) -> int:
-        """Remove all entries of `owner`, or of all owners; return their number."""
+        """Remove all entries of `owner`, or of all owners if `owner` is None. Return the number of removed entries."""
         removed = 0
         for one in await self._owners() if owner is None else [owner]:
             is_first, left = 1, True
@@ -221,7 +229,7 @@ class Entries:
         return removed
 
     async def stats(self, owner: str | None = None) -> Stats:
-        """Return the size of the cache of `owner`, or of all owners."""
+        """Return the size of the cache of `owner`, or of all owners if `owner` is None."""
         totals = [0, 0, 0, 0]
         for one in await self._owners() if owner is None else [owner]:
             sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]

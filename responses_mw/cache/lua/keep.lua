@@ -1,5 +1,5 @@
--- Store an answer, replacing the previous one, then evict what exceeds the limits: the oldest entries of the partition, and the
--- entries of the shard that expire first.
+-- Store an answer, which replaces the previous one. If a limit is exceeded, evict the oldest entries of the partition, or the entries
+-- of the shard that expire first.
 -- KEYS: generation
 -- ARGV: 1 facts as JSON, 2 record, 3 vector ('' for none)
 -- Returns 'kept', 'purged' (the cache was purged since the lookup) or 'bound' (the entry alone exceeds a limit)
@@ -36,7 +36,7 @@ local function shrink(zset, entries, field, bytes)
     local id = redis.call('ZRANGE', zset, 0, 0)[1]
     if not id then return end
     drop(id)
-    redis.call('ZREM', zset, id)  -- in case its facts were lost
+    redis.call('ZREM', zset, id)  -- in case the entry's facts were lost
     evicted = evicted + 1
   end
 end

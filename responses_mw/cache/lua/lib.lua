@@ -1,9 +1,9 @@
--- Shared by the scripts of the cache; prepended to each of them.
+-- Functions shared by the scripts of the cache, prepended to each script.
 -- All keys of a script belong to one shard of one owner, and are in one cluster slot. KEYS[1] is the shard's generation; the other keys
 -- share its prefix:
---   g                 generation: entries stored under another one do not exist any more
+--   g                 generation: entries of another generation count as deleted
 --   b:<id>            body of an entry: generation, colon, record
---   f:<id>            flight: token of the request that computes the answer, or '-' if the answer turned out not to be cacheable
+--   f:<id>            flight: token of the request that computes the answer, or '-' if the answer is known not to be cacheable
 --   i                 zset: ids by expiry (ms)
 --   e                 hash: id -> 'size|partition|response|space'
 --   t                 hash: bytes in total ('all') and by partition
@@ -12,7 +12,7 @@
 --   x                 removal counter: incremented when an entry is removed because its response was deleted
 --   p:<part>          zset: ids of a partition by their number
 --   v:<part>:<space>  hash: id -> expiry, colon, vector
--- Every script can be repeated.
+-- Every script can safely be repeated.
 
 local prefix = string.match(KEYS[1], '^rmw:{c:[a-z0-9]+:%d+}:')
 
@@ -25,7 +25,7 @@ local function generation()
   return redis.call('GET', KEYS[1]) or '0'
 end
 
--- Return the record of an entry and its remaining ms; nil if there is none in this generation.
+-- Return the record of an entry and its remaining ms, or nil if this generation has no such entry.
 local function read(id)
   local body = redis.call('GET', prefix .. 'b:' .. id)
   if not body then return nil end
@@ -34,7 +34,7 @@ local function read(id)
   return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
 end
 
--- Increment a counter that starts at the time in ms, so that no number is used twice, even if the counter was lost.
+-- Increment a counter that starts at the current time in ms, so that no number is used twice even if the counter was lost.
 local function next_number(name)
   redis.call('SET', prefix .. name, now_ms(), 'NX')
   return redis.call('INCR', prefix .. name)
@@ -44,8 +44,8 @@ local function count(field, bytes)
   if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
 end
 
--- Return up to 'limit' entries of a partition with a number above 'after': the newest number, the removal counter, then id,
--- number, and expiry with vector ('' without a vector) of each entry.
+-- Return the number of the newest entry, the removal counter, and up to 'limit' entries of a partition with a number above 'after'.
+-- Each entry is an id, a number, and an expiry with a vector, or '' if the entry has no vector.
 local function since(partition, space, after, limit)
   local found = redis.call('ZRANGE', prefix .. 'p:' .. partition, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
   local answer = {redis.call('GET', prefix .. 'n') or '0', redis.call('GET', prefix .. 'x') or '0'}
@@ -61,7 +61,7 @@ local function since(partition, space, after, limit)
   return answer
 end
 
--- Remove an entry and everything that refers to it; its body may have expired already.
+-- Remove an entry and everything that refers to it. The entry's body may have expired already.
 local function drop(id)
   local facts = redis.call('HGET', prefix .. 'e', id)
   if not facts then return end

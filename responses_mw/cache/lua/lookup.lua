@@ -1,7 +1,7 @@
--- Read an entry; if there is none, decide who computes the answer, and return what is new in its partition.
+-- Read an entry. If there is no entry, decide which request computes the answer, and return the new entries of the partition.
 -- KEYS: generation
--- ARGV: 1 id, 2 token of a request that would compute the answer ('' for none), 3 ms for which the flight is leased to it;
---   optional: 4 partition, 5 space, 6 the last number known to the caller, 7 limit
+-- ARGV: 1 id, 2 token of a request that would compute the answer ('' for none), 3 ms for which the flight is leased to
+--   that request; optional: 4 partition, 5 space, 6 the last number known to the caller, 7 limit
 -- Returns {'hit', generation, record, remaining ms} or {'lead' | 'wait' | 'alone', generation, result of 'since'}
 
 local record, left = read(ARGV[1])

@@ -1,7 +1,7 @@
 -- Read entries.
 -- KEYS: generation
 -- ARGV: ids
--- Returns {record, remaining ms} for each id; {} for one that is gone
+-- Returns {record, remaining ms} for each id, or {} if the entry no longer exists
 
 local found = {}
 for i, id in ipairs(ARGV) do
