@@ -143,5 +143,5 @@ def decode(frames: bytes) -> Iterator[dict[str, Any]]:
 
 
 def skip(frames: bytes, count: int) -> bytes:
-    """Return `frames` without the first `count` frames. All of them must have been made by `encode`."""
+    """Return `frames`, made by `encode`, without the first `count` frames."""
     return b"\n\n".join(frames.split(b"\n\n")[count:])

@@ -21,4 +21,4 @@ Message: TypeAlias = dict[str, Any]
 ChatRequest: TypeAlias = dict[str, Any]
 """The body of a Chat Completions request."""
 Chunk: TypeAlias = dict[str, Any]
-"""A `chat.completion.chunk`, or a whole completion in that shape."""
+"""A `chat.completion.chunk`, or a whole completion converted to a chunk."""

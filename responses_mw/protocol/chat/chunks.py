@@ -56,9 +56,9 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 # -- tool calls --------------------------------------------------------------------------------------------------------
 # Calls arrive in fragments:
 #
-# 1. Fragments name their call by `index`, by `id` or not at all. Some servers give every call index 0 (older Ollama), some
-#    repeat the id in every fragment (TGI: always "0"), some send it once. An index with a different id *and* a name begins a
-#    new call; any other fragment with that index continues the call.
+# 1. A fragment identifies its call by `index`, by `id` or not at all. Some servers give every call the index 0 (older Ollama),
+#    some repeat the id in every fragment (TGI: always "0"), and some send the id once. `_begins_another` decides whether a
+#    fragment with a known index or id begins a new call.
 # 2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
 # 3. Arguments are a string, in pieces or whole, or an object.
 # 4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
@@ -117,9 +117,9 @@ class ToolCall:
         return self._end.is_reached(self._pieces)
 
     def find_name(self) -> bool:
-        """Move the missing name of the call from its arguments to `name` (rule 6). Return whether a name was found.
+        """Extract a missing name from the arguments (rule 6). Return whether a name was found.
 
-        The arguments must be complete, so call this at the end of the turn.
+        The name is removed from the arguments, which must be complete. Call this at the end of the turn.
         """
         text = self.arguments
         grammar = parse_arguments(text[: text.rfind("}") + 1])

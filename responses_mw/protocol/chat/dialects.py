@@ -44,7 +44,7 @@ class Dialect:
     pdf: bool = False
     prefill: str | None = None  # parameter that makes the server continue an incomplete last message
     stream_usage: bool = True
-    # Accepted parameters that do not affect the answer. A server does not get those that are not listed here.
+    # Parameters that do not affect the answer and that the server accepts. Other parameters of this kind are not sent.
     hints: frozenset[str] = frozenset()
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
     stop_is_list: bool = False

@@ -57,8 +57,8 @@ def to_messages(
 ) -> list[Message]:
     """Build the chat messages for `items`.
 
-    `instructions` become the first message. With `all_reasoning`, the reasoning of earlier turns is sent as well. The
-    request's own input begins at position `offset` of `items`, and paths in errors count from there.
+    `instructions` become the first message. With `all_reasoning`, the reasoning of earlier turns is sent as well. `names`
+    returns the function name for a call. The request's own input begins at position `offset`, from which paths in errors count.
 
     Raises `BadRequest` for a call without an output, an output without a call, and content that the dialect does not support.
     """
@@ -187,7 +187,7 @@ class _MessageBuilder:
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once: no output can refer to it
+        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once, because no output refers to it
         self.close()
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class _MessageBuilder:
             message, others = to_tool_content(call.call_id, content, self._dialect, f"{self._path(position)}.output")
             self.messages.append(message)
             shown.extend(others)
-        if shown:  # after all outputs: nothing may come between them and their calls
+        if shown:  # after all outputs, because nothing may separate calls from outputs
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
@@ -283,7 +283,7 @@ def _chat_arguments(arguments: str, dialect: Dialect) -> Any:
     if not dialect.parse_arguments:
         return arguments
     parsed = parse_arguments(arguments)
-    if parsed is None:  # invalid JSON from the model: keep it, because the client's output refers to it
+    if parsed is None:  # the model wrote invalid JSON, but an output refers to the call
         parsed = {"malformed_arguments": arguments}
         arguments = orjson.dumps(parsed).decode()
     if not dialect.object_arguments:
@@ -321,8 +321,8 @@ def _joined(contents: list[Content]) -> Content:
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
     """Drop as few of the oldest blocks as possible so that the remaining items fit, and return these items.
 
-    If the items do not fit without any droppable block either, drop all droppable blocks. `fits` must be monotonic: if a list
-    of items fits, every shorter list must fit.
+    If the remaining items never fit, drop all droppable blocks. `fits` must be monotonic: if it returns True for a list of
+    items, it must return True for shorter lists.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
@@ -353,7 +353,7 @@ class Truncation:
 
 
 def is_kept(item: Item) -> bool:
-    """Whether the item is never dropped."""
+    """Whether truncation never drops the item."""
     return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
 
 
@@ -377,7 +377,7 @@ def _blocks(items: Sequence[Item]) -> list[int]:
 
 
 def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
-    """Renumber the blocks: linked blocks and all blocks between them become one block."""
+    """Renumber the blocks so that linked blocks, and all blocks between them, become one block."""
     reaches = list(range(block_of[-1] + 1 if block_of else 0))
     for first, second in _links(items):
         begin, end = sorted((block_of[first], block_of[second]))

@@ -58,12 +58,14 @@ def to_chat(
     results: Mapping[str, str | list[Part]] | None = None,
     prefill: Prefill | None = None,
 ) -> ChatRequest:
-    """Build the chat request for one turn. Raises `BadRequest` if the dialect cannot express the request, or if it is empty.
+    """Build the chat request for one turn.
 
     `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
     for the model, and `offered` are the functions that the model may call. `results` maps the ids of calls in this run to the
     results that the model sees. A tool is forced only in the first turn, because the tool loop would never end otherwise. With
     `prefill`, the model continues the last message.
+
+    Raises `BadRequest` if there is no message to answer, or if the dialect cannot express the request.
     """
     messages = to_messages(
         items,

@@ -177,7 +177,7 @@ def foreign_envelope(path: str, param: str) -> NoReturn:
 def malformed(member: str) -> NoReturn:
     """Raise `UpstreamError` because `member` of the upstream's answer has an invalid type.
 
-    The other errors here are about requests.
+    All other errors in this section are about requests.
     """
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 

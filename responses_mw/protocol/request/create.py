@@ -130,7 +130,7 @@ class CreateResponse:
     presence_penalty: Annotated[float | None, _penalty] = None
     previous_response_id: Annotated[str | None, checks.string] = None
     prompt: Annotated[dict[str, Any] | None, checks.mapping] = None
-    """The prompt template from which `responses_mw.engine.prompt_templates` took members of this request."""
+    """Reference to the prompt template that `responses_mw.engine.prompt_templates` has expanded into this request."""
     prompt_cache_key: Annotated[str | None, checks.string] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, checks.mapping] = None
     prompt_cache_retention: Annotated[str | None, among("in_memory", "24h")] = None

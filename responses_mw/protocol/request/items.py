@@ -168,8 +168,8 @@ def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
 class _History:
     def __init__(self) -> None:
         self.items: list[Item] = []
-        # The calls in order, by ("id", <id>), by ("name", <name>), and all calls under (). A call with a result is removed when
-        # it becomes the first of its queue.
+        # The calls in order, under the keys ("id", <id>) and ("name", <name>), and all calls under (). A call that has a result
+        # is removed when it becomes the first of its queue.
         self._calls: defaultdict[tuple[str, ...], deque[Item]] = defaultdict(deque)
 
     def add(self, message: Message, path: str) -> None:

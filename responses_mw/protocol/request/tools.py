@@ -168,7 +168,7 @@ def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
 
 
 def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
-    """Return the functions, renamed if necessary: each name is unique and valid in Chat Completions."""
+    """Rename functions so that each name is unique and valid in Chat Completions. Return all functions."""
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
     uses = Counter(one.name for one in listed)
     listed = [_with_label(one) if uses[one.name] > 1 else one for one in listed]
@@ -198,14 +198,14 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 
 def history_name(item: Item) -> str:
-    """Return the function name for a call of an earlier turn. `offered` gives the tool the same name if it is unique."""
+    """Return the function name for a call of an earlier turn. `offered` uses the same name if no other tool has it."""
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function that returns the function name for a call.
+    """Return a function that maps a call to its function name.
 
-    If the call's tool is among `functions`, the name is its current name there. Otherwise, it is the `history_name`.
+    If the call's tool is among `functions`, this is the tool's current name. Otherwise, it is the `history_name` of the call.
     """
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
@@ -245,7 +245,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
 
 
 def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset[str] | None:
-    """Return the names of the functions that a checked `tool_choice` selects, or None if it is a mode."""
+    """Return the names of the functions that a checked `tool_choice` selects, or None if the choice is a mode."""
     if isinstance(choice, str):
         return None
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]

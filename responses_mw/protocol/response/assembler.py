@@ -79,7 +79,7 @@ class Assembler(ItemBuilder):
     # -- the run --------------------------------------------------------------------------------------------------
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document after the last turn. Its status is `incomplete` if that turn was cut off."""
+        """Complete the document after the last turn, as `incomplete` if that turn was cut off, otherwise as `completed`."""
         super().conclude(completed_at)
         if reason := INCOMPLETE_REASONS.get(self.finish_reason or ""):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
@@ -242,7 +242,7 @@ class Assembler(ItemBuilder):
             self._end_seam(passed)
 
     def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
-        """End the seam, and show the text that it held back, or only `passed` if that is given."""
+        """End the seam. Show `passed` if it is given, otherwise all text that the seam held back."""
         seam, self._seam = self._seam, None
         if seam is None:
             return

@@ -67,7 +67,7 @@ def threshold_of(request: CreateResponse, default: int) -> int | None:
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of `POST /v1/responses/compact` to a request for a response that is not stored.
+    """Convert the body of `POST /v1/responses/compact` to the body of a request for an unstored response.
 
     Raises `BadRequest` if the body is not an object, has no `model`, or has unsupported members.
     """
@@ -155,9 +155,9 @@ def open_last(
 ) -> list[Item]:
     """Return `items` with the last compaction decrypted, and without the items that it replaces.
 
-    `open_` decrypts an envelope. It returns None if the envelope was not encrypted with our keys. In this case, `BadRequest` is
-    raised, with a path that counts from `offset`, where the request's own input begins. With `keeps_foreign`, the items are
-    returned unchanged, because the upstream may be able to decrypt the envelope.
+    `open_` decrypts an envelope, or returns None if the envelope was not encrypted with our keys. With `keeps_foreign`, an
+    envelope of another server leaves the items unchanged, because the upstream may be able to decrypt it. Without
+    `keeps_foreign`, raises `BadRequest` with a path that counts from `offset`, where the request's own input begins.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

@@ -81,7 +81,7 @@ def output_text(document: Document) -> str:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return an item without the members that clients see only if they request them with `include`."""
+    """Return an item as clients see it. Search results, sources and code outputs are removed unless `include` lists them."""
     kind = item["type"]
     if kind == "web_search_call":
         hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
@@ -161,7 +161,7 @@ def _details(usage: dict[str, Any], name: str, *counts: str) -> dict[str, Any]:
 
 
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Return `total` plus the `usage` of another turn. Counts are added. Other members have their value in `usage`."""
+    """Return `total` plus the `usage` of another turn. Counts are added. Other members are taken from `usage`."""
     if total is None:
         return usage
     merged = {**total, **usage}
@@ -286,8 +286,7 @@ class ResponseBuilder(ABC):
     def start(self, *, queued: bool = False) -> list[Event]:
         """Start the response and emit `response.created`.
 
-        If the run is `queued`, it waits for a worker, and the second event is `response.queued`. Otherwise, the second event is
-        `response.in_progress`.
+        The second event is `response.queued` if the run is `queued` until a worker takes it, otherwise `response.in_progress`.
         """
         self.response["status"] = "queued" if queued else "in_progress"
         self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")

@@ -43,7 +43,7 @@ class EventTarget:
         """Return a new item for this text, as its `added` event shows it."""
         if self.item == "message":
             return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        # A reasoning item with only a summary has no content: null would violate the specification's schema.
+        # A reasoning item with only a summary has no `content`, because null would violate the specification's schema.
         return {"type": "reasoning", "status": "in_progress", "summary": [], self.holder: []}
 
     def new_part(self) -> Part:
@@ -147,7 +147,7 @@ class NullEmitter(Emitter):
 
 # Members of call items that are set once the call has been executed.
 _RESULTS = ("output", "outputs", "error")
-# Members that are set at the end of a response, with their values before.
+# Members that are set when a response ends, with the values that they have until then.
 _UNFINISHED: dict[str, Any] = {
     "status": "in_progress",
     "output": [],

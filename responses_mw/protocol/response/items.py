@@ -33,7 +33,7 @@ _MAX_OPENING = 256
 
 
 class StringMember:
-    """Decodes the string member `name` of a JSON object that arrives in pieces, if it is the first member.
+    """Decodes the string `name` of a JSON object that arrives in pieces, if this string is the object's first member.
 
     A tool that takes one text is represented by a function with one string, `{"input": "..."}`. The string is streamed to the
     client.

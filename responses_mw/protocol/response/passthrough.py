@@ -196,7 +196,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, or None if the index is invalid.
 
-        If the part begins with this event, record the part. Emit its `added` event if the upstream left that out.
+        If the part begins with this event, record the part. If the upstream did not send its `added` event, emit that event.
         """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0
@@ -215,7 +215,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return index
 
     def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
-        """Record which events must end a part. Add the lists to an output text that the SDKs require, in place."""
+        """Record which events must end a part. If the part is an output text, add the lists that the SDKs require."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}

@@ -21,7 +21,7 @@ from ..types import Item, Part
 from .events import ADDED, DONE, PARTS, TARGETS, EventTarget
 
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
-"""The ends of event types after which the server may have executed a call."""
+"""Matches the types of events after which the server may have executed a call."""
 _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
 """Members with the results of calls that the server executed, by item type. Events contain these members only on request."""
@@ -249,7 +249,9 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Compare the next text with the message so far. Return the new text, or None if more text is needed to decide.
+        """Compare the next text with the message so far.
+
+        Return the texts that are new, with their log probabilities, or None if more text is needed to decide.
 
         Raises `UpstreamError` if the upstream started a new answer instead of continuing the message.
         """

@@ -197,7 +197,7 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
     """Convert the `output` of a response to Harmony messages.
 
-    `results` maps the ids of call items to the results that the model saw. A text before the last call is a preamble.
+    `results` maps the ids of call items to the results that the model saw. Text before the last call is a preamble.
     """
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)

@@ -12,7 +12,7 @@ from ..types import Item
 from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done, readable_text
 
 Source = Mapping[str, Any]
-"""A source found by a web search: `url`, `title` and `number`. The default number is its position in the sequence, from 1."""
+"""A source found by a web search: `url`, `title` and `number`. By default, sources are numbered in order from 1."""
 
 
 class OpenText:
@@ -46,7 +46,7 @@ class OpenText:
         self.part[self.kind.member] = "".join(self.pieces)
 
     def finish(self, sources: Sequence[Source]) -> None:
-        """Complete the text, add the citations of `sources` in it, and emit the events that end the part."""
+        """Complete the text, annotate its citations of `sources`, and emit the events that end the part."""
         self.put()
         if self.kind is OUTPUT_TEXT:
             self.part["annotations"] = citations(self.part["text"], sources)

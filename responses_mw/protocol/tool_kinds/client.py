@@ -159,9 +159,9 @@ TOOL_SEARCH = ToolKind(
 #    would be invalid JSON. Therefore, `.` and `[^...]` are not supported, and `\s` is a space. `\d` and `\w` are ASCII, as
 #    in ECMA-262.
 #
-# The expression matches everything that the pattern matches. If there is no pattern, the input is not constrained: the model
-# only sees the expression in the tool's description. Expressions come from clients, so they are translated in linear time and
-# never compiled or matched here.
+# The expression matches everything that the pattern matches. If there is no pattern, the input is not constrained, and the
+# model only sees the expression in the tool's description. Expressions come from clients, so they are translated in linear time
+# and never compiled or matched here.
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 32
@@ -236,7 +236,7 @@ def _piece(token: re.Match[str], kind: str) -> str:
 def _class(members: str) -> str:
     """Translate a character class.
 
-    `^` and `-` are moved to the end of the class. They need no escape there, which not all servers support in a class.
+    `^` and `-` are moved to the end of the class, where they need no escape. Not all servers support escapes in a class.
     """
     if any(operator in members for operator in ("--", "&&", "~~")):
         raise _Unsupported

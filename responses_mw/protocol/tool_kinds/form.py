@@ -136,7 +136,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def as_function(name: str, description: str, properties: dict[str, Any], *required: str) -> Tool:
-    """Return a function tool whose parameters are an object with these `properties`, of which some are `required`."""
+    """Return a function tool whose parameters are an object with these `properties`. `required` names the required ones."""
     parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return {"type": "function", "name": name, "description": description, "parameters": parameters}
 

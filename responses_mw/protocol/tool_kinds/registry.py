@@ -330,7 +330,7 @@ WEB_SEARCH = ToolKind(
     },
 )
 
-# -- all of them -------------------------------------------------------------------------------------------------------
+# -- all kinds ---------------------------------------------------------------------------------------------------------
 
 _KINDS = (FUNCTION, CUSTOM, TOOL_SEARCH, LOCAL_SHELL, SHELL, APPLY_PATCH, MCP, CODE_INTERPRETER, WEB_SEARCH)
 
