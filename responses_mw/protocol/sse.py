@@ -29,7 +29,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class FrameTooLong(ValueError):
-    """A frame has more than `MAX_FRAME` bytes."""
+    """An unfinished frame exceeds `MAX_FRAME` bytes."""
 
 
 class SSEDecoder:
@@ -53,7 +53,7 @@ class SSEDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """Decode one network read. Return the data of each frame that the read completes, in order.
 
-        An unfinished frame is buffered. Raises `FrameTooLong` if it has more than `MAX_FRAME` bytes.
+        An unfinished frame is buffered. Raises `FrameTooLong` if the unfinished frame exceeds `MAX_FRAME` bytes.
         """
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]

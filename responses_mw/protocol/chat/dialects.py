@@ -55,7 +55,7 @@ class Dialect:
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, path: str) -> None:
-        """Check that the upstream can honour the parameter at `path`. Raises `NotSupported` if it cannot."""
+        """Raise `NotSupported` if the upstream cannot honour the parameter at `path`, which the request sets."""
         if path in self.refuses:
             checks.unsupported(path, self.refuses[path])
 

@@ -14,8 +14,8 @@
 6. System and developer messages keep their position, unless the dialect requires them at the beginning.
 7. A turn that consists only of reasoning, between two user messages, becomes an empty assistant message. Some chat templates
    refuse two user messages in a row.
-8. Reasoning is left out if it was interrupted (`incomplete`), or led to an interrupted call, and more reasoning or text
-   follows. The model did not see this reasoning when it was asked again.
+8. Interrupted reasoning (`incomplete`), and reasoning before an interrupted call, is left out if more reasoning or text
+   follows, because the model did not see the interrupted output when it was asked again.
 9. A summary of earlier items becomes a user message. If a user message follows, the two are joined, because some chat
    templates refuse two user messages in a row.
 """

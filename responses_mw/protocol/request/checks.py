@@ -104,7 +104,7 @@ def _openings(data: bytes) -> int:
 def depth(value: Any, limit: int) -> None:
     """Check that `value` is nested at most `limit` levels deep, because code here or in the upstream may recurse.
 
-    Raises `TooLarge` if it is nested deeper.
+    Raises `TooLarge` if the value is nested deeper.
     """
     level = [value]
     for _ in range(limit + 1):

@@ -315,12 +315,15 @@ class ResponseBuilder(ABC):
         self.response.update(status="completed", completed_at=completed_at)
 
     def fail(self, code: str, message: str) -> None:
-        """Mark the document as failed, even if it was concluded before."""
+        """Mark the document as failed, even after `conclude`."""
         error = {"code": code, "message": message}
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
 
     def terminal(self) -> list[Event]:
-        """Emit the event that ends the stream. If this is called again, the new event has the same number."""
+        """Emit the event that ends the stream.
+
+        The document may change after this event. A second call then emits the event again, with the same number.
+        """
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number

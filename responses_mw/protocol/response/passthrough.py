@@ -332,9 +332,9 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _sealed(self, item: Item) -> Item:
-        """Add `encrypted_content` to a reasoning item, if it is requested and the upstream did not add it (vLLM, llama.cpp).
+        """Return a reasoning item with `encrypted_content`, if the request asks for encrypted reasoning.
 
-        Return a new item, or the same item if nothing is added.
+        An item that the upstream has already encrypted, or that has no text, is returned unchanged.
         """
         seal = self._options.seal
         if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := readable_text(item)):
