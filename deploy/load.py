@@ -1,7 +1,7 @@
-"""Put load on a running deployment: open streams, some of them background responses, and report what the clients saw.
+"""Put load on a running deployment: open streams, run a part of them as background responses, and print latencies and results.
 
     pip install httpx
-    python deploy/load.py                                             20 streams at a time for 30 s
+    python deploy/load.py                                             # 20 streams at a time for 30 s
     python deploy/load.py --streams 200 --seconds 120 --background 10 --url https://responses.example.com --model my-model
 
 OPENAI_API_KEY sets the credential. The exit status is 1 if any response did not complete.
@@ -26,7 +26,7 @@ _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients saw. Times are in seconds."""
+    """Measurements of all clients. Times are in seconds, `ends` counts results."""
 
     first_events: list[float] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ async def main(given: argparse.Namespace) -> int:
 
 
 async def ask_until(client: httpx.AsyncClient, body: dict[str, object], end: float, seen: Seen) -> None:
-    """Send one request after another until `end`, at least one."""
+    """Send requests one after another until the monotonic time `end`, but at least one. Results are added to `seen`."""
     while True:
         try:
             seen.ends[await ask(client, body, seen)] += 1
@@ -66,7 +66,11 @@ async def ask_until(client: httpx.AsyncClient, body: dict[str, object], end: flo
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, object], seen: Seen) -> str:
-    """Request one response. Returns how it ended: its terminal event, "interrupted", or the HTTP status of a refusal."""
+    """Request one response and add its measurements to `seen`.
+
+    Return its result: the terminal event, "interrupted" if there was none, or the HTTP status of an error. After an HTTP
+    error, wait as long as `Retry-After` says before returning.
+    """
     begun = time.monotonic()
     event, tokens = "interrupted", 0
     async with client.stream("POST", "/v1/responses", json=body) as answer:
@@ -101,10 +105,10 @@ def tell(model: str, seen: Seen, seconds: float) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Put load on a running deployment of responses-mw.")
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the deployment, without /v1")
-    parser.add_argument("--model", help="model name (default: the first that is listed)")
+    parser.add_argument("--model", help="model name (default: the first model that the deployment lists)")
     parser.add_argument("--input", default="Tell me a story of a lighthouse.")
     parser.add_argument("--streams", type=int, default=20, help="streams at a time")
-    parser.add_argument("--background", type=int, default=0, help="how many of the streams are background responses")
+    parser.add_argument("--background", type=int, default=0, help="number of streams that are background responses")
     parser.add_argument("--seconds", type=float, default=30, help="seconds after which no new request is sent")
     return parser.parse_args()
 

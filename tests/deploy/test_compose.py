@@ -84,7 +84,7 @@ def test_secrets_have_no_value_in_the_files_and_compose_says_how_to_make_them() 
     text = "".join((DEPLOY / name).read_text() for name in ("compose.yaml", "compose.sandbox.yaml"))
     required = re.findall(r"\$\{(\w+):\?(.*?)\}", text)
     assert {name for name, _ in required} == set(SECRETS)
-    assert {message for _, message in required} == {"create deploy/.env first, as the head of deploy/compose.yaml says"}
+    assert {message for _, message in required} == {"create deploy/.env first, as described at the top of deploy/compose.yaml"}
     given = [service["environment"].items() for service in [*SERVICES.values(), *SANDBOX.values()] if "environment" in service]
     secret = [value for pairs in given for name, value in pairs if re.search("TOKEN|PASSWORD|SECRET|API_KEY", name)]
     assert len(secret) == 4
