@@ -1,4 +1,4 @@
-"""helm test: request a real answer from the model through the Service, then read it again and continue it."""
+"""The helm test: request a response from the model through the Service, then read, continue and delete it."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ with httpx.Client(base_url=URL, headers=headers, timeout=300, trust_env=False) a
     first = create(client, model, input="Say hello.")
     read = answered(client, "GET", f"/v1/responses/{first['id']}")
     if read["output"] != first["output"]:
-        sys.exit(f"{first['id']} was answered with other output than is stored")
+        sys.exit(f"{first['id']} has a different output in the answer than in the stored response")
     second = create(client, model, input="Say it again.", previous_response_id=first["id"])
     for response in (second, first):
         answered(client, "DELETE", f"/v1/responses/{response['id']}")

@@ -1,4 +1,4 @@
-{{/* Checks that a schema cannot express: which values require others. Every rendering begins with them (configmap.yaml). */}}
+{{/* Checks that a schema cannot express: values that require or exclude others. Every rendering begins here (configmap.yaml). */}}
 {{- define "responses-mw.checks" -}}
 {{- $values := .Values -}}
 {{- if not $values.upstream.url -}}
@@ -33,7 +33,7 @@
 {{- fail "sandbox.existingSecret replaces sandbox.token: set only one of them" -}}
 {{- end -}}
 {{- if hasPrefix "unix:" $values.redis.url -}}
-{{- fail "redis.url must be the URL of a server: pods cannot share a socket" -}}
+{{- fail "redis.url must be the URL of a server, because pods cannot share a socket" -}}
 {{- end -}}
 {{- end }}
 
@@ -41,7 +41,7 @@
 {{- $values := .Values -}}
 {{- $redis := hasKey ($values.secretRefs.redis | default dict) "url" -}}
 {{- if not (or $values.redis.url $values.existingSecret $redis $values.tryout.enabled) -}}
-{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or secretRefs.redis.url; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
+{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0. Alternatively, set secretRefs.redis.url, or existingSecret to a Secret with the key RESPONSES_MW_REDIS_URL" -}}
 {{- end -}}
 {{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers) -}}
 {{- fail "existingSecret replaces redis.url, secretSettings, secretKeys and mcpServers: put them into that Secret" -}}
@@ -66,7 +66,7 @@
 {{- fail "tryout.enabled starts its own Valkey: leave out redis.url, existingSecret and secretRefs.redis" -}}
 {{- end -}}
 {{- if or (gt (int (include "responses-mw.replicas" .)) 1) $values.autoscaling.enabled $values.worker.enabled -}}
-{{- fail "tryout.enabled is for one replica: each would have its own Valkey. Set redis.url for replicaCount, autoscaling and worker" -}}
+{{- fail "tryout.enabled supports only one replica, because each replica would have its own Valkey. To use replicaCount, autoscaling or worker, set redis.url" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

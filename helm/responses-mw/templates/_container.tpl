@@ -1,4 +1,4 @@
-{{/* The container of a proxy or a worker. In: the same as for the pod. */}}
+{{/* The container of a proxy or a worker. In: the arguments of the pod's template. */}}
 {{- define "responses-mw.container" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}

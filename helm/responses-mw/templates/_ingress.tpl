@@ -1,4 +1,4 @@
-{{/* The annotations that keep an Ingress from buffering or cutting streams. */}}
+{{/* The annotations that keep an Ingress controller from buffering or cutting streams. */}}
 {{- define "responses-mw.streaming" -}}
 {{- if eq .Values.ingress.streaming "nginx" -}}
 nginx.ingress.kubernetes.io/proxy-buffering: "off"

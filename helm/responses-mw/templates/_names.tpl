@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* At most 40 characters: a name with a suffix must fit into 63. */}}
+{{/* At most 40 characters, because a name with a suffix must fit into 63. */}}
 {{- define "responses-mw.fullname" -}}
 {{- $name := include "responses-mw.name" . -}}
 {{- if .Values.fullnameOverride -}}
@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The metadata of an object. In: root and, if it has them, name or suffix (to the release's name), component, labels, annotations. */}}
+{{/* The metadata of an object. In: root; optionally name, suffix (to the release's name), component, labels, annotations. */}}
 {{- define "responses-mw.metadata" -}}
 name: {{ .name | default (printf "%s%s" (include "responses-mw.fullname" .root) (.suffix | default "")) }}
 namespace: {{ .root.Release.Namespace }}
@@ -76,8 +76,8 @@ namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname
 {{- end }}
 
 {{/*
-Makes pods restart when a secret changes. In: root, held (whether the values hold a secret that the pod has). It is not a checksum:
-anyone who may read Deployments, but not Secrets, could guess passwords until one matches it.
+The annotation that makes pods restart when a secret changes. In: root, held (whether the values contain a secret of the pod). It
+is not a checksum, because anyone who may read Deployments but not Secrets could then guess passwords until one matches.
 */}}
 {{- define "responses-mw.secretRevision" -}}
 {{- $told := include "responses-mw.value" .root.Values.secretRevision -}}
@@ -86,7 +86,7 @@ responses-mw/secret-revision: {{ . | quote }}
 {{- end -}}
 {{- end }}
 
-{{/* The secret that this release already has under a name and key, or a new one. If the chart is only rendered, it is always new. */}}
+{{/* The existing value of a key in a Secret, or a new random value. If the chart is only rendered, the value is always new. */}}
 {{- define "responses-mw.kept" -}}
 {{- $data := (lookup "v1" "Secret" .namespace .secret).data | default dict -}}
 {{- with get $data .key -}}

@@ -1,4 +1,4 @@
-{{/* A setting's value in the form of an environment variable. Helm reads every number as a float: 1073741824 must not become 1.07e+09. */}}
+{{/* A setting's value as text for an environment variable. Helm reads numbers as floats, but 1073741824 must not become 1.07e+09. */}}
 {{- define "responses-mw.value" -}}
 {{- if kindIs "string" . -}}
 {{- . -}}
@@ -50,12 +50,12 @@ RESPONSES_MW_{{ first . | upper }}_{{ last . | upper }}
 {{- end }}
 {{- end }}
 
-{{/* The ConfigMap that has the prompts; empty without prompts. */}}
+{{/* The name of the ConfigMap with the prompts. Empty if there are no prompts. */}}
 {{- define "responses-mw.prompts" -}}
 {{- .Values.prompts.existingConfigMap | default (ternary "" (printf "%s-prompts" (include "responses-mw.fullname" .)) (empty .Values.prompts.files)) -}}
 {{- end }}
 
-{{/* Not empty if the chart generates the secret key. */}}
+{{/* Not empty if the chart generates a secret key. */}}
 {{- define "responses-mw.makesKeys" -}}
 {{- if not (or .Values.existingSecret .Values.secretKeys (hasKey (.Values.secretRefs.auth | default dict) "secret_keys")) -}}
 yes
@@ -76,7 +76,7 @@ RESPONSES_MW_TOOLS_MCP_SERVERS: {{ toJson . | quote }}
 {{- include "responses-mw.variables" .Values.secretSettings }}
 {{- end }}
 
-{{/* The standard variables of OpenTelemetry. Metrics are scraped from the admin port, unless telemetry.env says otherwise. */}}
+{{/* The standard variables of OpenTelemetry. Metrics are scraped from the admin port unless telemetry.env sets an exporter for them. */}}
 {{- define "responses-mw.telemetry" -}}
 {{- $env := dict "OTEL_SERVICE_NAME" (.Values.telemetry.serviceName | default (include "responses-mw.fullname" .)) -}}
 {{- $_ := set $env "OTEL_TRACES_EXPORTER" "none" -}}
@@ -99,8 +99,8 @@ RESPONSES_MW_TOOLS_MCP_SERVERS: {{ toJson . | quote }}
 {{- end }}
 
 {{/*
-The ports of all configured servers: the ports in the URLs, or their schemes' defaults. 6379 is always included: a URL may be in a
-Secret that the chart cannot read, and the master that the Sentinels name may listen on this port.
+The ports of all configured servers: the port in each URL, or the default of its scheme. 6379 is always included, because Redis's
+URL may be in a Secret that the chart cannot read, and because the master that the Sentinels name may listen on this port.
 */}}
 {{- define "responses-mw.ports" -}}
 {{- $cache := .Values.settings.cache | default dict -}}
