@@ -1,7 +1,7 @@
-"""The command line: `responses-mw serve`, `worker`, `cache`, `sandbox`, `demo`.
+"""The command line: `responses-mw serve`, `worker`, `cache`, `sandbox` and `demo`.
 
-This module parses the arguments. The commands, with their flags, are in `commands`, the server's processes in `serve`, and
-`serve --check` in `check`.
+This module parses the arguments. `commands` defines the commands and their flags, `serve` starts the server's processes, and
+`check` implements `serve --check`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .commands import COMMANDS
 __all__ = ["COMMANDS", "main"]
 
 _SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
-"""Short flags by setting. pydantic-settings' `cli_shortcuts` does not allow names of groups."""
+"""Short flags by setting. They replace pydantic-settings' `cli_shortcuts`, which cannot use the name of a group as a flag."""
 
 _PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
 _ENDINGS = {
@@ -66,7 +66,10 @@ def _usage() -> str:
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:
-    """Run a command with the settings from `arguments`, the environment and the config file."""
+    """Run the command `name` with the settings from `arguments`, the environment and the config file.
+
+    If the settings are invalid or a package is missing, exit with an error message.
+    """
     command = COMMANDS[name]
     parser = _Parser(command)
     source: CliSettingsSource[Any] = CliSettingsSource(
@@ -93,7 +96,7 @@ def _explained(error: ValidationError | SettingsError) -> str:
 
 
 class _Parser(ArgumentParser):
-    """Parser of flags for the settings that a command `uses`; all settings if it does not define `uses`."""
+    """Parser for the flags of a command. There are flags only for the settings in the command's `uses`, if it is defined."""
 
     def __init__(self, command: type[BaseSettings]) -> None:
         super().__init__(
@@ -108,7 +111,7 @@ class _Parser(ArgumentParser):
         self._unused: list[str] = []
 
     def add_setting(self, group: Any, *names: str, **options: Any) -> None:
-        """Add a flag with a readable placeholder. Its help omits an empty default."""
+        """Add the flag of a setting, with a readable placeholder and without an empty default in its help text."""
         setting = options.get("dest", "")  # a positional argument has none
         if options["help"] == SUPPRESS:  # a group as JSON
             return
@@ -127,7 +130,7 @@ class _Parser(ArgumentParser):
         group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the values of the flags. If a flag is unknown, print a suggestion and exit."""
+        """Parse the arguments. If a flag is unknown, print the most similar flag and exit."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]

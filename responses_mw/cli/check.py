@@ -1,4 +1,4 @@
-"""`responses-mw serve --check`: test the settings and everything that they name."""
+"""Implementation of `responses-mw serve --check`, which tests the settings and all servers and files that they refer to."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..upstream import Caller, Upstream
 from ..upstream.prefill import PrefillProof
 
 _PATIENCE = 10.0
-"""Maximum seconds that a check waits for a server's answer once it is connected."""
+"""Maximum number of seconds that a check waits for the answer of a server to which it has connected."""
 _MAX_PROVEN = 8
-"""Maximum number of models that are tested for whether their interrupted answers can be continued."""
+"""Maximum number of models for which the continuation of interrupted answers is tested."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
-    """Test everything that the settings name, print the results, and return the exit status: 0 if everything works.
+    """Test the settings and everything that they refer to, and print the results. Return 0 if all tests succeed, or else 1.
 
-    `unknown` are environment variables that have the prefix of settings but name none. `check_ports` raises `OSError` if
-    a port cannot be opened.
+    `unknown` are the environment variables that have our prefix but are not settings. If there are any, the test fails.
+    `check_ports` raises `OSError` if a port cannot be opened.
     """
     hasty = settings.model_copy(
         update={
@@ -78,7 +78,10 @@ async def _check_upstream(settings: Settings) -> bool:
 
 
 async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:
-    """Return those of the first few models whose interrupted answers can be continued. Each test costs one token."""
+    """Return the models whose interrupted answers can be continued.
+
+    Only the first `_MAX_PROVEN` of `models` are tested. Each test generates one token.
+    """
     proof, proven = PrefillProof(upstream), []
     for model in models[:_MAX_PROVEN]:
         with suppress(APIError):  # not a chat model, e.g. an embedding model
@@ -132,7 +135,7 @@ async def _check_embeddings(settings: Settings) -> bool:
 
 
 async def _check_tools(settings: Settings) -> bool:
-    """Use each configured tool once, unless the upstream has a Responses API: it runs the tools itself."""
+    """Test each configured tool. Do nothing if the upstream has a Responses API, because it runs the tools itself."""
     if settings.upstream.api == "responses":
         return True
     used: dict[str, tuple[Tool, str | None]] = {
@@ -147,7 +150,7 @@ async def _check_tools(settings: Settings) -> bool:
 
 
 async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None) -> bool:
-    """Open the tool, and call it if there are `arguments`."""
+    """Open the tool, call it unless `arguments` is None, and print the result. Return whether the tool works."""
     try:
         toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, _accept)
         assert toolbox is not None
@@ -169,8 +172,9 @@ async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None
 
 
 async def _accept() -> None:
-    """The gate of the check. The operator may call all tools."""
+    """Accept every call. This is the gate for the checks, because the operator may call all tools."""
 
 
 async def no_app(*_: object) -> None:
+    """Raise `NotImplementedError`. This takes the place of the wrapped application in commands that have none."""
     raise NotImplementedError("a check calls no application")

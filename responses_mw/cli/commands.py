@@ -1,4 +1,4 @@
-"""The commands. A command `uses` the settings that match its patterns; without `uses`, all settings."""
+"""The commands. `uses` contains patterns of the settings that a command uses. A command without `uses` uses all settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ServeCommand(Settings):
 
     def cli_cmd(self) -> None:
         if self.check and self.upstream.url is not None:
-            set_up_logs("error", self.server.log_format)  # the check prints what matters
+            set_up_logs("error", self.server.log_format)  # the check prints its results itself
             sys.exit(asyncio.run(check(self, _unknown_variables(), lambda: check_ports(self))))
         _log(self)
         if self.upstream.url is None:
@@ -211,7 +211,10 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether the second text would get the cached answer to the first, and return the exit status: 0 if it would."""
+    """Print whether the second text would get the cached answer to the first text.
+
+    Return the exit status: 0 if it would, 1 if not, 2 if the texts or the settings are invalid.
+    """
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2
@@ -227,7 +230,7 @@ async def explain_cache(settings: CacheCommand) -> int:
 
 
 async def run_cache_command(settings: CacheCommand) -> int:
-    """Run `stats` or `purge`, and return the exit status."""
+    """Run `cache stats` or `cache purge`. Return the exit status: 0, or 1 if Redis cannot be used."""
     try:
         async with open_state(settings) as state:
             assert state is not None

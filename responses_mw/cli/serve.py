@@ -1,8 +1,8 @@
-"""`responses-mw serve`, in one process or several, and the start message.
+"""The command `responses-mw serve`, in one or several processes, and the start message.
 
-Of several processes (`--processes N`), each has its own socket (SO_REUSEPORT), and the kernel distributes the connections
-among them. Their parent reserves the port with a socket that does not listen. It handles no requests: it starts the processes,
-forwards signals to them, and replaces a process that exits. A process whose parent has exited drains and exits, too.
+With `--processes N`, each process has its own listening socket (SO_REUSEPORT), and the kernel distributes the connections. The
+parent process handles no requests. It reserves the port with a socket that does not listen, starts the processes, forwards
+signals to them, and replaces processes that exit. If the parent exits, the processes drain and exit, too.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STARTUP_FAILURE = 3
-"""The exit status of a server that could not start, the same as uvicorn's."""
+"""The exit status of a server that could not start. uvicorn uses the same status."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until a process that has exited is replaced. The pause doubles each time the replacement fails to start."""
+"""Initial and maximum number of seconds before an exited process is replaced.
+
+The pause is doubled whenever the replacement fails to start.
+"""
 
 
 def serve(settings: ServeCommand) -> None:
@@ -55,9 +58,10 @@ def serve(settings: ServeCommand) -> None:
 def _run_server(
     settings: ServeCommand, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
 ) -> None:
-    """Serve until a signal stops the process.
+    """Serve in this process until a signal stops the process. If the server cannot start, exit with an error status.
 
-    `started` is called in the event loop once the server is listening. If `listener` is given, the server listens on it.
+    `started` is called in the event loop when the server is listening, with the server and the facts for the start message. If
+    `listener` is given, the server listens on this socket.
     """
     import uvicorn
 
@@ -66,7 +70,7 @@ def _run_server(
     from ..asgi.requests import Inbound
 
     set_up_sdk()
-    # The collector need not traverse modules, which stay loaded. A high threshold makes collections rare while tokens stream.
+    # The collector need not traverse modules, which are never unloaded. High thresholds make collections rare while streaming.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -85,8 +89,8 @@ def _run_server(
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
         ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
         ws_max_size=settings.limits.max_request_bytes,
-        ws_ping_timeout=60.0,  # a client that reads slowly answers pings slowly, too
-        ws_per_message_deflate=False,  # compression would cost more per token than everything else
+        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
+        ws_per_message_deflate=False,  # compression would be the most expensive work per token
         server_header=False,
         date_header=False,
     )
@@ -110,7 +114,10 @@ def check_ports(settings: ServeCommand) -> None:
 
 
 def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
-    """Print a headline that ends with `started` (what the process does), and the facts. JSON logs get a record instead."""
+    """Print the start message: a headline that ends with `started`, such as `runs background responses`, and the facts.
+
+    If the log format is JSON, log a record instead.
+    """
     headline = f"responses-mw {VERSION} {started}"
     if settings.server.log_format == "json":
         log_facts(logging.getLogger("responses_mw"), headline, {"version": VERSION, **facts})
@@ -134,7 +141,7 @@ def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
+    """Return the facts for the start message. `dialect` is None if it has not been detected yet."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
@@ -192,7 +199,7 @@ def _limits(settings: Settings) -> str:
 
 
 def _supervise(settings: ServeCommand) -> int:
-    """Run the processes until a signal stops them. Return the exit status."""
+    """Run several processes until a signal stops them. Return the exit status."""
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
@@ -207,7 +214,7 @@ def _supervise(settings: ServeCommand) -> int:
 
 
 def _socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the port but does not listen yet."""
+    """Return a socket that is bound to the port with SO_REUSEPORT but is not listening."""
     bound = socket.socket(address_family(host))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -216,7 +223,11 @@ def _socket(host: str, port: int) -> socket.socket:
 
 
 class _Child:
-    """A process. Starting it takes seconds: it imports everything again, because asyncio and threads do not survive a fork."""
+    """A child process that runs a server.
+
+    The process is spawned, because asyncio and threads do not survive a fork. It imports all modules again, so it takes seconds
+    to start.
+    """
 
     def __init__(self, settings: ServeCommand) -> None:
         context = multiprocessing.get_context("spawn")
@@ -226,7 +237,7 @@ class _Child:
         writer.close()
         self.stop = self._process.terminate
         self.facts: dict[str, str] | None = None
-        """Facts for the start message. The process sends them when it has started."""
+        """The facts for the start message, which the process sends when its server is listening. None until then."""
 
     @property
     def pid(self) -> int:
@@ -234,11 +245,11 @@ class _Child:
         return self._process.pid
 
     async def start(self) -> bool:
-        """Wait until the process serves or has exited. Return whether it serves."""
+        """Wait until the server in the process is listening or the process has exited. Return whether it is listening."""
         await _readable(self._reader.fileno())
         try:
             self.facts = self._reader.recv()
-        except EOFError:  # it has exited
+        except EOFError:  # the process has exited
             return False
         finally:
             self._reader.close()
@@ -287,13 +298,13 @@ class _Supervisor:
         return child
 
     def _stop(self) -> None:
-        """Stop all processes. A terminal's Ctrl-C does not reach them, because they are in their own process groups."""
+        """Stop all processes. Ctrl-C does not reach them directly, because each has its own process group."""
         self._stopping.set()
         for child in self._children:
             child.stop()
 
     async def _keep(self, child: _Child) -> None:
-        """Wait for a process, and replace it whenever it exits, until the server stops."""
+        """Wait until a process exits, and replace it. Repeat until the server stops."""
         pause = _FIRST_PAUSE
         while True:
             status = await child.end()
@@ -312,7 +323,10 @@ class _Supervisor:
             pause = _FIRST_PAUSE if await child.start() else min(2 * pause, _LONGEST_PAUSE)
 
     async def _replacement(self, pause: float) -> _Child | None:
-        """Start a process after a pause, and return it, or None if the server stops. Retry while the system lacks resources."""
+        """Start a process after `pause` seconds and return it. Return None if the server stops.
+
+        If the system lacks the resources to start a process, retry after longer pauses.
+        """
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
@@ -336,7 +350,10 @@ async def _readable(descriptor: int) -> None:
 
 
 def _run_child(settings: ServeCommand, started: Connection) -> None:
-    """The main function of a process."""
+    """Run the server of a child process, and stop it if the parent exits.
+
+    When the server is listening, the facts for the start message are sent to `started`.
+    """
     os.setpgid(0, 0)
     set_up_logs(settings.server.log_level, settings.server.log_format)
     parent = multiprocessing.parent_process()
@@ -346,7 +363,7 @@ def _run_child(settings: ServeCommand, started: Connection) -> None:
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            loop.remove_reader(parent.sentinel)  # it stays readable, and would call this again and again
+            loop.remove_reader(parent.sentinel)  # it stays readable, so this function would be called repeatedly
             server.stop()
 
         loop.add_reader(parent.sentinel, stop)

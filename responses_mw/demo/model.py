@@ -1,9 +1,13 @@
-"""What the demo models say: a list of rules, each of which replies to a conversation or passes it to the next.
+"""The replies of the demo models. The first rule that applies to a conversation makes the reply.
 
-The arguments of calls and structured output are JSON schemas filled with values from the text. An enum gets the member that the
-text mentions, a number one of the text's numbers. A string gets what the text says about its property ("the city is Paris"),
-otherwise one of the text's names ("Ada Lovelace", "London"). If the text has no such value, a default of the right type is used
-(0, an empty list). `pattern` and `multipleOf` are ignored.
+Arguments of calls and structured output are made by filling a JSON schema with values from the text:
+
+- An enum becomes the member that the text mentions.
+- A number becomes one of the numbers in the text.
+- A string becomes the value that the text gives for its property ("the city is Paris"), or one of the names in the text.
+
+If the text contains no suitable value, a default of the right type is used, such as 0 or an empty list. `pattern` and
+`multipleOf` are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """A model's thought, which `demo-thinker` sends as reasoning, then a text or calls: name, and arguments as JSON."""
+    """A model's reply: a text or calls. `demo-thinker` also sends `thought` as reasoning.
+
+    A call is the name of a function and its arguments as JSON.
+    """
 
     thought: str
     text: str = ""
@@ -29,7 +36,7 @@ class Reply(NamedTuple):
 
 
 def reply_to(request: ChatRequest) -> Reply:
-    """Return the reply of the first rule that has one. Raises `SchemaError` for a schema that cannot be filled."""
+    """Return the reply of the first rule that applies. Raises `SchemaError` if a schema in the request cannot be filled."""
     return next(reply for rule in _RULES if (reply := rule(request)) is not None)
 
 
@@ -41,7 +48,7 @@ def _json(value: object) -> str:
 
 
 def _make_forced_call(request: ChatRequest) -> Reply | None:
-    """Call the tool that `tool_choice` names, or any tool if it is "required"."""
+    """Call the tool named by `tool_choice`, or any tool if `tool_choice` is "required"."""
     if request.named_tool is not None:
         tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
         return _call(request, tools, f"I have to call {request.named_tool}.")
@@ -51,7 +58,7 @@ def _make_forced_call(request: ChatRequest) -> Reply | None:
 
 
 def _make_wanted_call(request: ChatRequest) -> Reply | None:
-    """Call the tools that fit the user's text, unless the last message is a tool's result."""
+    """Call the tools that match the user's text, unless the last message is a tool's result."""
     tools = _wanted_tools(request)
     if not tools or request.messages[-1].role == "tool":
         return None
@@ -60,9 +67,9 @@ def _make_wanted_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text, only the first if calls must not be parallel.
+    """Return the tools whose names share a word with the user's text, or only the first if calls must not be parallel.
 
-    If there are none, return the tool whose description shares the most words.
+    If no name shares a word, return the tool whose description shares the most words with the text.
     """
     said = _keywords(request.user_text)
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
@@ -73,7 +80,10 @@ def _wanted_tools(request: ChatRequest) -> list[Tool]:
 
 
 def _keywords(text: str) -> set[str]:
-    """Return the significant words: only "weather" for `getWeather` and for "get the weather"."""
+    """Return the significant words of `text` in lower case.
+
+    For example, `getWeather` and "get the weather" have only the significant word "weather".
+    """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text)
     return {word.lower() for word in _WORD.findall(spaced)} - _COMMON_WORDS
 
@@ -85,7 +95,7 @@ def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
 
 
 def _answer_from_results(request: ChatRequest) -> Reply | None:
-    """Repeat the results of tools if they are the last messages."""
+    """Repeat the results of tools if the last messages are results."""
     results = _tool_results(request)
     if not results:
         return None
@@ -101,7 +111,7 @@ def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
 
 
 def _in_words(result: str) -> str:
-    """Format a JSON object as "key value, key value" and other JSON as a string. Strip the final periods of plain text."""
+    """Return a tool's result as text: a JSON object as "key value, key value", or other text without final periods."""
     try:
         value = json.loads(result)
     except ValueError:
@@ -113,7 +123,10 @@ def _in_words(result: str) -> str:
 
 
 def _fill_format(request: ChatRequest) -> Reply | None:
-    """Fill the schema of `response_format` with values from the text. For `json_object`, return the text and its values."""
+    """Fill the schema of `response_format` with values from the text.
+
+    For `json_object`, reply with the text and the names and numbers in it.
+    """
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -144,7 +157,7 @@ _SUM = re.compile(r"(?<![\w.])\d{1,15}(?:\.\d{1,9})?(?:\s*[-+*/]\s*\d{1,15}(?:\.
 
 
 def _calculate(request: ChatRequest) -> Reply | None:
-    """Calculate an expression whose operators are signs or words: "17 * 23 + 4", "3 plus 4"."""
+    """Calculate an expression with signs or words as operators, such as "17 * 23 + 4" or "3 plus 4"."""
     found = _SUM.search(_OPERATOR_WORD.sub(lambda word: _OPERATORS[word[0]], request.user_text.lower()))
     if found is None:
         return None
@@ -158,7 +171,7 @@ def _calculate(request: ChatRequest) -> Reply | None:
 
 
 def _evaluate(expression: str) -> Fraction:
-    """Return the exact value of numbers joined by `+ - * /`. Raises `ZeroDivisionError`."""
+    """Return the exact value of numbers joined by `+ - * /`. Raises `ZeroDivisionError` for a division by zero."""
     terms = [Fraction(0)]
     for operator, number in re.findall(r"([-+*/])\s*([\d.]+)", f"+ {expression}"):
         value = Fraction(number)
@@ -229,7 +242,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
 _DEEP = 4  # levels of nesting beyond which optional values are null or empty
 _TOO_DEEP = 16
 
-# Each format: its pattern in a text, and the default value.
+# For each format, its pattern in a text and its default value.
 _FORMATS = {
     "date": (re.compile(r"\d{4}-\d\d-\d\d"), "2025-01-01"),
     "time": (re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"),
@@ -244,7 +257,7 @@ class SchemaError(ValueError):
 
 
 def fill(schema: dict[str, Any], text: str) -> Any:
-    """Return a value for the JSON schema, taken from the text. Raises `SchemaError`."""
+    """Fill the JSON `schema` with values from `text`, and return the result. Raises `SchemaError` if it cannot be filled."""
     try:
         return _Values(schema, text).value(schema, "", 0)
     except (AttributeError, KeyError, TypeError) as malformed:
@@ -256,7 +269,10 @@ def _numbers(text: str) -> list[float]:
 
 
 def _names(text: str) -> list[str]:
-    """Return capitalised words, adjacent ones joined. A single word that begins a sentence may not be a name and comes last."""
+    """Return the capitalised words of `text`. Adjacent words are joined.
+
+    A single word at the start of a sentence may not be a name, so these words come last.
+    """
     sure: list[str] = []
     unsure: list[str] = []
     for found in _NAME.finditer(text):
@@ -270,7 +286,7 @@ def _names(text: str) -> list[str]:
 
 
 class _Values:
-    """Fills one schema, using the names and numbers of the text in turn."""
+    """Fills one schema with the names and numbers of a text, which are used in turn."""
 
     def __init__(self, root: dict[str, Any], text: str) -> None:
         self._root, self._text = root, text
@@ -290,7 +306,11 @@ class _Values:
         }
 
     def value(self, schema: Any, label: str, depth: int) -> Any:
-        """Return a value for `schema`, a part of the root, which is the value of the property `label`."""
+        """Return a value for `schema`, which is a part of the root schema.
+
+        `label` is the name of the property with this schema, and `depth` the level of nesting. Raises `SchemaError` if the
+        schema is nested too deeply or is not supported.
+        """
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
@@ -306,7 +326,7 @@ class _Values:
         return self._makers[kind](schema, label, depth)
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Return the schema itself, or the definition that its `$ref` names."""
+        """Return `schema`, or the definition to which its `$ref` refers. Raises `SchemaError` if there is no definition."""
         for _ in range(_TOO_DEEP):
             if not isinstance(schema, dict):
                 raise SchemaError(f"a schema must be an object, not {schema!r}")
@@ -323,7 +343,10 @@ class _Values:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
     def _says(self, label: str) -> str:
-        """Return what the text says that `label` is: "Paris" for `city` in "my city is Paris."; "" if it does not."""
+        """Return the value that the text gives for `label`, or "" if it gives none.
+
+        For example, the value of `city` in "my city is Paris." is "Paris".
+        """
         noun = re.escape(label.replace("_", " "))
         said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
         return said[1].strip() if said else ""
@@ -334,7 +357,7 @@ class _Values:
         return next(filter(self._mentions, members), members[0])
 
     def _option(self, options: list[Any], depth: int) -> Any:
-        """Return the first option that is not null, or null if the nesting is deep."""
+        """Return the first option that is not null. If the nesting is deep and null is an option, return null."""
         null = {"type": "null"}
         if depth >= _DEEP and null in options:
             return null
@@ -371,7 +394,7 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of a value for `schema`: the first that is not null."""
+    """Return the type of a value for `schema`. If there are several types, return the first that is not null."""
     kind = schema.get("type") or ("object" if "properties" in schema else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

@@ -1,4 +1,4 @@
-"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey, and two responses-mw processes."""
+"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey server, and two replicas."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _END_SECONDS = 5.0
 
 
 class ServerFailed(Exception):
-    """A server did not start. The message says why."""
+    """A server did not start. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurServer:
-    """A running `responses-mw serve`, and an `openai` client that talks to it."""
+    """A running `responses-mw serve` process, its URL, and an `openai` client for it."""
 
     url: str
     client: openai.OpenAI
@@ -49,7 +49,10 @@ class OurServer:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two replicas that share a Redis. `client` talks to one, `other` to the other, which `kill_other` kills."""
+    """Two replicas that share a Redis.
+
+    `client` is a client of the first replica, and `other` a client of the second. `kill_other` kills the second replica.
+    """
 
     client: openai.OpenAI
     other: openai.OpenAI
@@ -59,9 +62,9 @@ class Deployment:
 
 @contextmanager
 def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Run a replica at `host` and `port`, another on a free port, their Valkey and an MCP server until the block ends.
+    """Run two replicas, their Valkey server and an MCP server until the `with` block ends.
 
-    Raises `ServerFailed`.
+    The first replica listens at `host` and `port`, the other on a free port. Raises `ServerFailed` if a replica does not start.
     """
     with ExitStack() as stack:
         valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))
@@ -71,18 +74,18 @@ def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[Our
             "RESPONSES_MW_AUTH_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
             "RESPONSES_MW_TOOLS_MCP_SERVERS": json.dumps(tools),
         }
-        # below the ports that the system assigns to connections, so that it is still free when the server binds it
+        # a port below those that the system assigns to connections, so that it is still free when the server binds it
         metrics_port = _first_free("127.0.0.1", *random.sample(range(10_000, 30_000), 100))
         ours = stack.enter_context(
             our_server(upstream, host, port, shared | {"RESPONSES_MW_SERVER_ADMIN_PORT": str(metrics_port)})
         )
-        # The other replica runs no background responses itself, so that killing it interrupts none.
+        # The other replica runs no background responses, so that no response is interrupted when it is killed.
         other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_JOBS_CONCURRENCY": "0"}))
         yield ours, Deployment(ours.client, other.client, other.process.kill, f"http://127.0.0.1:{metrics_port}/metrics")
 
 
 def _cities() -> ASGIApp:
-    """An MCP server with one tool."""
+    """Return the application of an MCP server with one tool."""
     server = MCPServer("cities", log_level="WARNING")
 
     @server.tool(description="The number of inhabitants of a city", structured_output=False)
@@ -93,7 +96,7 @@ def _cities() -> ASGIApp:
 
 
 def demo_upstream(pace: float) -> AbstractContextManager[str]:
-    """Serve the demo upstream on a free port until the block ends, and yield its URL. A token takes `pace` seconds."""
+    """Serve the demo upstream on a free port until the `with` block ends. Yield its URL. A token takes `pace` seconds."""
     return _served(create_upstream(pace))
 
 
@@ -112,9 +115,11 @@ def _served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run `responses-mw serve` at `host` and `port` (0: any free port; None: 8080 if free) until the block ends.
+    """Run `responses-mw serve` at `host` and `port` until the `with` block ends.
 
-    `settings` are environment variables. Raises `ServerFailed` if it exits early or does not start within 30 s.
+    If `port` is 0, the server listens on any free port. If `port` is None, it listens on 8080 or, if that is in use, on any
+    free port. `settings` are environment variables. Raises `ServerFailed` if the server exits early or does not start within
+    30 s.
     """
     port = _first_free(host, 8080) if port is None else port
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]
@@ -134,7 +139,7 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
 
 
 def _first_free(host: str, *ports: int) -> int:
-    """Return the first port that is free, or 0 if none is."""
+    """Return the first of the `ports` that is free, or 0 if none is free."""
     for port in ports:
         with suppress(OSError), socket.create_server((host, port), family=address_family(host)):
             return port
@@ -142,7 +147,10 @@ def _first_free(host: str, *ports: int) -> int:
 
 
 def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file `output`, and return the URL in it. Raises `ServerFailed`."""
+    """Wait for the start message in the file `output`, and return the URL in it.
+
+    Raises `ServerFailed` if the process ends or does not start in time.
+    """
     deadline = time.monotonic() + _START_SECONDS
     while True:
         status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")
@@ -160,5 +168,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
     finally:
-        process.kill()  # does nothing if it has ended
+        process.kill()  # does nothing if the process has ended
         process.wait()

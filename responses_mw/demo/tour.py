@@ -1,4 +1,4 @@
-"""The tour: calls from the official `openai` client to `responses-mw`, printed and checked step by step."""
+"""The tour: steps that call `responses-mw` with the official `openai` client, and print and check the answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ PACE = 0.02  # seconds per token: slow enough to see answers stream
 
 
 class CheckFailed(Exception):
-    """A check failed. The message says what was expected."""
+    """A check failed. The message describes what was expected."""
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Run the tour with our server at `host` and `port`, and return the exit status: 1 if a check failed.
+    """Run the tour with our server at `host` and `port`. Return the exit status, which is 0 if all checks succeeded.
 
-    Port 0 is any free port; None is 8080 or, if that is taken, any free port. Unless `once`, the servers keep running after
-    the tour until Ctrl-C.
+    For the values of `port`, see `our_server`. If `once` is false, the servers keep running after the tour until Ctrl-C.
     """
     _end_on_signals()
     try:
@@ -51,7 +50,7 @@ def run_tour(once: bool, host: str, port: int | None) -> int:
 
 
 def run_steps(site: Deployment) -> int:
-    """Run every step. Return 1 if one failed, else 0."""
+    """Run all steps. Return 0 if all steps succeeded, or else 1."""
     failed = 0
     for number, (title, step) in enumerate(STEPS, 1):
         print(f"\n{_styled(f'{number}. {title}')}")
@@ -70,7 +69,7 @@ def _expect(held: bool, expectation: str) -> None:
         raise CheckFailed(expectation)
 
 
-# The steps. Each makes its calls, prints and checks the answers, and returns a summary.
+# The steps. Each step makes its calls, prints and checks the answers, and returns a summary.
 
 
 def streamed_answer(site: Deployment) -> str:
@@ -125,7 +124,7 @@ WEATHER_TOOL: FunctionToolParam = {
 
 
 def get_weather(city: str, unit: str) -> str:
-    """The caller's own function. Its weather is made up."""
+    """Return invented weather. This is the function that the model calls and the client runs."""
     return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
 
 
@@ -267,7 +266,7 @@ _OWN_DEPLOYMENT = """
 
 
 def _stay(ours: OurServer, status: int) -> int:
-    """Wait for Ctrl-C and return `status`. If the server exits first, return 1."""
+    """Wait for Ctrl-C and return `status`. Return 1 if the server exits before Ctrl-C."""
     try:
         print(f"\nTry this one:\n   curl {ours.url}/v1/responses -H 'content-type: application/json' \\")
         print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
@@ -282,7 +281,7 @@ def _stay(ours: OurServer, status: int) -> int:
 
 def _end_on_signals() -> None:
     """Make signals raise exceptions, so that the context managers stop the servers."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it by default
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT by default
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
@@ -290,7 +289,7 @@ def _end_on_signals() -> None:
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Raise the exception of a signal again if it came within a finalizer, where Python ignores it."""
+    """Raise a signal's exception again if it was raised in a finalizer, where Python ignores exceptions."""
     error = ignored.exc_value
     if not isinstance(error, SystemExit | KeyboardInterrupt) or not hasattr(signal, "setitimer"):
         sys.__unraisablehook__(ignored)
@@ -311,7 +310,10 @@ def _show(call: str) -> None:
 
 
 def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print the text of a stream as it comes, up to `until`. Return the events, the text, and the seconds that it took."""
+    """Print the text of a stream as it arrives, and stop reading when the text ends with `until`.
+
+    Return the events, the text, and the number of seconds from the first to the last delta.
+    """
     events, text, arrived = [], "", []
     _write("   answer   ")
     for event in stream:
@@ -331,6 +333,6 @@ def _write(text: str) -> None:
 
 
 def _styled(text: str, code: int = 1) -> str:
-    """Return the text in bold, or in another style of ANSI terminals."""
+    """Return `text` in bold, or in the style with the ANSI `code`, if standard output is a terminal that shows styles."""
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"

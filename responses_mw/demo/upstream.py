@@ -1,7 +1,7 @@
-"""The demo upstream: a Chat Completions server without a model, with the wire format of vLLM 0.32.
+"""The demo upstream: a Chat Completions server without a model, in the wire format of vLLM 0.32.
 
-An answer is a list of tokens. Each token is one *delta*, the `delta` object of a stream's chunk. An answer that is not
-streamed joins the same deltas, so the two forms cannot differ.
+An answer is a list of *deltas*, one for each token. A delta is the `delta` object of a chunk in a stream. An answer that is not
+streamed is joined from the same deltas, so that both forms have the same content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .model import Reply, SchemaError, reply_to
 
 MODELS = ("demo", "demo-thinker")
 MAX_MODEL_LEN = 4096
-"""Tokens of prompt and answer together. A token is a word with the white space before it."""
+"""Maximum total number of tokens of prompt and answer. A token is a word with the white space before it."""
 
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
@@ -34,11 +34,11 @@ Delta = dict[str, Any]
 
 
 # -- the request ---------------------------------------------------------------------------------------------------------
-# Only what the models use. Unknown fields are ignored, as in vLLM.
+# These classes define only the fields that the demo models use. Unknown fields are ignored, as in vLLM.
 
 
 class RequestError(Exception):
-    """The request is refused. `status` is the HTTP status, `body` is vLLM's error object."""
+    """The request is refused. `status` is the HTTP status, and `body` the response body in vLLM's format."""
 
     def __init__(
         self, message: str, *, status: int = 400, error_type: str = "BadRequestError", param: str | None = None
@@ -84,7 +84,7 @@ class _FunctionDefinition(BaseModel):
 
 
 class Tool(BaseModel):
-    """A function of `tools`, or the one that `tool_choice` names."""
+    """An entry of `tools`, or the object in `tool_choice`."""
 
     type: Literal["function"] = "function"
     function: _FunctionDefinition
@@ -101,7 +101,7 @@ class _ResponseFormat(BaseModel):
 
     @property
     def schema_to_fill(self) -> dict[str, Any]:
-        """The requested schema. It is empty if the request has none, so the model chooses the shape."""
+        """The requested schema, or an empty schema if the request has none."""
         return (self.json_schema and self.json_schema.json_schema) or {}
 
 
@@ -134,13 +134,13 @@ class ChatRequest(BaseModel):
 
     @property
     def answer_limit(self) -> int:
-        """The maximum number of tokens in the answer: the request's limit, or what the prompt leaves if that is less."""
+        """The maximum number of tokens in the answer: the lower of the request's limit and the room left by the prompt."""
         limit = self.max_completion_tokens or self.max_tokens or MAX_MODEL_LEN
         return min(limit, MAX_MODEL_LEN - self.prompt_tokens)
 
     @property
     def thinks(self) -> bool:
-        """Whether the answer begins with reasoning: the model can reason, and the request has not turned it off."""
+        """Whether the answer begins with reasoning. This requires that the request does not turn reasoning off."""
         is_on = (self.chat_template_kwargs or {}).get("enable_thinking", True)
         return self.model == "demo-thinker" and self.reasoning_effort != "none" and bool(is_on)
 
@@ -150,7 +150,7 @@ class ChatRequest(BaseModel):
 
     @property
     def named_tool(self) -> str | None:
-        """The name of the function that `tool_choice` names."""
+        """The name of the function in `tool_choice`, or None if `tool_choice` is not an object."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
 
     @property
@@ -159,7 +159,7 @@ class ChatRequest(BaseModel):
 
 
 def parse(body: bytes) -> ChatRequest:
-    """Parse a request. Raises `RequestError`."""
+    """Parse the body of a request. Raises `RequestError` if the request is invalid or too long, or its model is unknown."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as invalid:
@@ -188,7 +188,10 @@ def parse(body: bytes) -> ChatRequest:
 
 
 def answer(request: ChatRequest) -> Answer:
-    """Return the model's answer, up to a stop string or the token limit. Raises `RequestError`."""
+    """Return the demo model's answer to `request`, truncated at the first stop string or at the token limit.
+
+    Raises `RequestError` if a schema in the request cannot be filled.
+    """
     try:
         reply, stop = _stopped(reply_to(request), request.stop)
     except SchemaError as error:
@@ -203,7 +206,10 @@ def answer(request: ChatRequest) -> Answer:
 
 
 def _stopped(reply: Reply, stop: str | list[str] | None) -> tuple[Reply, str | None]:
-    """Return the reply up to the first stop string in its text, and that string."""
+    """Return the reply with its text truncated at the first stop string, and the stop string.
+
+    If the text contains no stop string, return the reply unchanged and None.
+    """
     strings = [stop] if isinstance(stop, str) else stop or []
     found = [(reply.text.index(string), string) for string in strings if string and string in reply.text]
     if not found:
@@ -229,7 +235,7 @@ def _call_delta(call: dict[str, Any]) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `stop_reason` is the stop string that ended it."""
+    """One answer. `stop_reason` is the stop string that ended the answer, or None."""
 
     request: ChatRequest
     deltas: list[Delta]
@@ -239,7 +245,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a stream: the role, each token, the finish reason and, if requested, the usage."""
+        """Yield the chunks of a stream: one each for the role, every token, the finish reason and, if requested, the usage."""
         head = self._head("chat.completion.chunk")
         yield head | {"choices": [self._choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
@@ -250,7 +256,7 @@ class Answer:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
     def completion(self) -> dict[str, Any]:
-        """Return the answer as one `chat.completion`."""
+        """Return the answer as a `chat.completion` object."""
         choice = {
             "index": 0,
             "message": self._message(),
@@ -297,7 +303,10 @@ class Answer:
         return calls
 
     def _logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
-        """Return the log probabilities of the tokens, if requested. All are 0, because rules have no alternatives."""
+        """Return the log probabilities of `tokens`, or None if they are not requested or there are no tokens.
+
+        All log probabilities are 0, because the answer of a rule is certain.
+        """
         if not self.request.logprobs or not tokens:
             return None
         certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]

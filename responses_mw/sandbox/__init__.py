@@ -23,21 +23,26 @@ class SandboxSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8090, ge=0, le=65535, description="port to listen on")
     token: SecretStr | None = Field(
-        None, min_length=16, description="bearer token that callers must send; required to listen on any address but loopback"
+        None, min_length=16, description="bearer token that callers must send; required unless the host is a loopback address"
     )
     allow_weak_isolation: bool = Field(False, description="start without namespaces; only for a pod that is itself the sandbox")
-    packages: Names = Field([], description="directories of packages that the code may import, made by pip install --target")
+    packages: Names = Field(
+        [], description="directories of packages that the code may import, created with pip install --target"
+    )
 
     # -- containers
     max_containers: int = Field(
-        16, gt=0, le=1000, description="maximum number of containers; a new one replaces the one idle for longest"
+        16,
+        gt=0,
+        le=1000,
+        description="maximum number of containers; then a new one replaces the one that has been idle for longest",
     )
     keep: float = Field(1200.0, gt=0, description="time that a container is kept after its last call, in seconds")
     first_uid: int = Field(
         40_000,
         gt=0,
         le=60_000,
-        description="user id of the first container; the next ones follow; used if the service runs as root",
+        description="user id of the first container, if the service runs as root; the other containers have the next ids",
     )
 
     # -- limits of a container
@@ -51,7 +56,9 @@ class SandboxSettings(BaseSettings):
     max_processes: int = Field(64, gt=0, description="maximum number of processes and threads of a container")
     max_open_files: int = Field(256, ge=32, description="maximum number of open files of a process")
     output_bytes: int = Field(
-        100_000, gt=0, description="maximum size of stdout, stderr, result and traceback, each, in an answer"
+        100_000,
+        gt=0,
+        description="maximum size of stdout, of stderr, of the result and of the traceback in the outcome of a call",
     )
 
     @classmethod

@@ -1,9 +1,13 @@
-"""All settings, in small groups, and where they come from.
+"""The settings of the middleware and their sources.
 
-Each setting is a flag of `responses-mw serve` (`--cache.mode`), an environment variable (`RESPONSES_MW_CACHE_MODE`) and a
-key of the TOML file that `RESPONSES_MW_CONFIG` names (`mode` in the table `cache`), in this order of precedence. Inside
-vLLM there are no flags, because vLLM creates the middleware without arguments. Lists are JSON or comma-separated; durations and
-sizes may have a unit (`30s`, `64MiB`). Flags are read by `responses_mw.cli`.
+A setting can be given in three ways, in this order of precedence:
+
+1. as a flag of `responses-mw serve`, such as `--cache.mode`;
+2. as an environment variable, such as `RESPONSES_MW_CACHE_MODE`;
+3. in the TOML file at the path in `RESPONSES_MW_CONFIG`, such as `mode` in the table `cache`.
+
+Flags are parsed by `responses_mw.cli`. There are no flags inside vLLM, which creates the middleware without arguments. Lists
+are JSON arrays or comma-separated. Durations and sizes may have a unit, such as `30s` or `64MiB`.
 """
 
 from __future__ import annotations
@@ -68,27 +72,33 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings that only `responses-mw serve` has. Other processes may share its environment and config file."""
+"""Settings of `responses-mw serve` only.
+
+Other processes do not report them as unknown, because they may share the environment and the config file with a server.
+"""
 
 _OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
-"""Prefixes of the variables of other `responses-mw` commands, which may share the environment."""
+"""Prefixes of the variables for other commands of `responses-mw`, which may be set in the same environment."""
 
 _SERVICE_LINK = re.compile(
     r"(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|(?:^|_)PORT=(?:tcp|udp|sctp)://"
 )
-"""Matches a variable that Kubernetes sets for a Service named `responses-mw...`, as `NAME=value` without our prefix."""
+"""Pattern of the variables that Kubernetes sets for a Service whose name begins with `responses-mw`.
+
+It matches `NAME=value`, where `NAME` is the variable's name without our prefix.
+"""
 
 
 class _Source(PydanticBaseSettingsSource):
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return nothing: all values are read at once."""
+        """Return no value. `__call__` reads all values at once."""
         return None, field_name, False
 
 
 class Environment(_Source):
-    """Environment variables of a settings class, without the variables that Kubernetes sets for Services.
+    """Source of the environment variables for a settings class. Variables that Kubernetes sets for Services are ignored.
 
-    Raises `SettingsError` if a variable names a group instead of one of its settings.
+    Calling the source raises `SettingsError` if a variable has the name of a group instead of a setting.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -106,9 +116,9 @@ class Environment(_Source):
 
 
 class _ConfigFile(_Source):
-    """The TOML file that the setting `config` names, with a table for each group.
+    """Source of the settings in the TOML file at the path in the setting `config`. The file has a table for each group.
 
-    Raises `SettingsError` if the file cannot be read or contains unknown settings.
+    Calling the source raises `SettingsError` if the file cannot be read, is not valid TOML or contains unknown settings.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -120,7 +130,7 @@ class _ConfigFile(_Source):
 
 
 class Settings(BaseSettings):
-    """Settings of the middleware."""
+    """The settings of the middleware."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -145,7 +155,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read the environment and the config file. Log a warning with the variables that name no setting."""
+        """Read the settings from the environment and the config file.
+
+        If variables with our prefix are unknown, log a warning. Raises `ValidationError` or `SettingsError` if the settings are
+        invalid.
+        """
         settings = cls()
         command = [f"{PREFIX}{name}".upper() for name in COMMAND_SETTINGS]
         if unknown := unknown_variables([*variables(cls), *command], ignored=_OTHERS):
@@ -160,7 +174,10 @@ class Settings(BaseSettings):
         *_args: Any,
         **_others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read keyword arguments, then the environment, then the file. Flags, if any, come before all of them."""
+        """Return the sources in the order of precedence: keyword arguments, environment, config file.
+
+        pydantic-settings puts the flags, if any, before these sources.
+        """
         return init_settings, Environment(settings_cls), _ConfigFile(settings_cls)
 
     @model_validator(mode="after")
@@ -180,7 +197,7 @@ def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
 
 
 def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
-    """Map each environment variable of `settings` to the path of its setting: a group and a name, or only a name."""
+    """Map each environment variable to the path of its setting in `settings`: a group and a name, or only a name."""
     prefix, kinds = str(settings.model_config["env_prefix"]), groups(settings)
     paths = [(name,) for name in settings.model_fields if name not in kinds]
     members = [(group, name) for group, kind in kinds.items() for name in kind.model_fields]
@@ -188,9 +205,9 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the environment variables that begin with `RESPONSES_MW_` but are not `known`, with suggestions.
+    """Return the environment variables with the prefix `RESPONSES_MW_` that are not in `known`, with suggestions.
 
-    Variables with a prefix in `ignored` and variables that Kubernetes sets for Services are omitted.
+    Variables that begin with a prefix in `ignored`, and variables that Kubernetes sets for Services, are omitted.
     """
     names = sorted(set(known))
     unknown = [name for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
@@ -222,7 +239,10 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables that begin with `RESPONSES_MW_` in upper case, except those that Kubernetes sets for Services."""
+    """Return the environment variables with the prefix `RESPONSES_MW_`, with their names converted to upper case.
+
+    Variables that Kubernetes sets for Services are omitted.
+    """
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
 
@@ -246,9 +266,9 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to `name`, or "" if none is similar.
+    """Return a hint with the name in `known` that is most similar to `name`, or "" if no name is similar.
 
-    A known name that only adds a group or an ending to `name` is preferred to one that is spelled differently.
+    If exactly one known name consists of `name` and a group or an ending, this name is suggested.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

@@ -1,4 +1,4 @@
-"""Groups of settings. A class takes only the groups that it uses."""
+"""The groups of settings. Other classes receive only the groups that they use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PER_REQUEST_HEADERS = frozenset(
 
 
 class Group(BaseModel):
-    """A frozen group of settings that rejects unknown names."""
+    """Base class of the groups. A group is immutable and rejects unknown names."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
@@ -52,14 +52,14 @@ class UpstreamSettings(Group):
     )
     """request headers forwarded to the upstream, in addition to authorization"""
     timeout: Duration = Field(600.0, gt=0)
-    """timeout for the first byte of the upstream's answer; a pause may last a fifth of it"""
+    """timeout for the first byte of the upstream's answer; a pause within the answer may last a fifth of this time"""
     status_grace: Duration = Field(0.05, ge=0)
-    """time a stream waits for the upstream's status before it sends its own 200"""
+    """time that a stream waits for the upstream's status before it sends a 200"""
     overload_timeout: Duration = Field(
         30.0,
         ge=0,
-        description="time a stream waits for an overloaded upstream (429, 502, 503, no connection), background responses 20 "
-        "times as long; 0 fails at once",
+        description="time that a stream waits for an overloaded upstream (429, 502, 503 or no connection); background "
+        "responses wait 20 times as long; 0 disables waiting",
     )
 
     @field_validator("forward_headers")
@@ -72,7 +72,7 @@ class UpstreamSettings(Group):
 
     @property
     def idle_timeout(self) -> float:
-        """Maximum seconds of silence within an answer."""
+        """Maximum number of seconds without data within an answer of the upstream."""
         return self.timeout / 5
 
 
@@ -82,7 +82,7 @@ class ServerSettings(Group):
     base_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field("", pattern="^(/.*)?$")
     """path prefix before /v1, e.g. /openai"""
     cors_origins: Names = Field([])
-    """origins allowed to call, in addition to the server's own; * allows all"""
+    """origins of web pages that may send requests, in addition to the server's own origin; * allows all"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """minimum level of log records"""
     log_format: Literal["human", "json"] = "human"
@@ -96,7 +96,7 @@ class ServerSettings(Group):
     prompts_dir: str | None = None
     """directory of prompt templates, one TOML or JSON file each"""
     keep_alive: Literal["comment", "event"] = "comment"
-    """what a silent stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
+    """what an idle stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
     reasoning_events: Literal["openai", "open_responses"] = "openai"
     """names of reasoning events: response.reasoning_text.*, or response.reasoning.*"""
     unknown_fields: Literal["forward", "refuse"] = "forward"
@@ -131,7 +131,7 @@ class AuthSettings(Group):
     """Credentials, owners and encryption."""
 
     secret_keys: Secrets = Field([])
-    """secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"""
+    """secrets of at least 32 characters, equal on all replicas; the first is used to encrypt, all are used to decrypt"""
     api_keys: Names = Field([])
     """API keys as name:sha256:hash, or @PATH of a file with one per line; requests without one are then refused"""
     tenant_header: str | None = None
@@ -189,7 +189,7 @@ class CacheSettings(Group):
     namespace: str = ""
     """part of every cache key; changing it invalidates the cache"""
     timeout: Duration = Field(0.3, gt=0)
-    """timeout of the cache's Redis calls and of an embedding; a timeout is a miss"""
+    """timeout of the cache's Redis calls and of an embedding; a timeout counts as a cache miss"""
     max_owner_bytes: Size = Field(1024**3, gt=0)
     """maximum size of an owner's cached answers"""
 
@@ -216,7 +216,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""The providers of web search (`PROVIDERS` in `tools/search.py`), with the setting that each requires."""
+"""The names of the web search providers (see `PROVIDERS` in `tools/search.py`), and the setting that each requires."""
 
 
 class SearchSettings(Group):
@@ -234,7 +234,7 @@ class SearchSettings(Group):
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
-        """Report incomplete settings at startup, not at the first search."""
+        """Raise `ValueError` if a setting that the provider requires is missing."""
         required = SEARCH_PROVIDERS.get(self.provider)
         if required and not getattr(self, required):
             raise ValueError(f"provider: {self.provider} needs {required}")
@@ -262,7 +262,7 @@ class LimitSettings(Group):
     stored_bytes: Size = Field(0, ge=0)
     """maximum size of an owner's stored responses and conversations; 0 is unlimited"""
     max_request_bytes: Size = Field(32 * 1024**2, gt=0)
-    """maximum size of a request body and of a stored response; a history may have twice as much"""
+    """maximum size of a request body and of a stored response; a history may be twice as large"""
     memory_bytes: Size = Field(
         256 * 1024**2,
         gt=0,

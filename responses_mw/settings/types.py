@@ -18,7 +18,10 @@ _BYTES: dict[str, float] = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "K
 
 
 def _scale(value: Any, units: dict[str, float], fault: str) -> Any:
-    """Convert text with a unit to a number. Text without a unit is left to pydantic."""
+    """Convert text with a unit to a number. Return other values unchanged, and text without a unit as its digits.
+
+    Raises `ValueError` with the message `fault` if the text is malformed or the unit is unknown.
+    """
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -36,7 +39,7 @@ def _parse_size(value: Any) -> Any:
 
 
 def _split(value: Any) -> Any:
-    """Split a comma-separated string, or decode a JSON array."""
+    """Split a comma-separated string, or decode a JSON array. Return values that are not text unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -55,18 +58,18 @@ def _check_url(value: str) -> str:
 
 
 Duration = Annotated[float, BeforeValidator(_parse_duration), Field(json_schema_extra={"format": "duration"})]
-"""Seconds, or text with a unit: `30s`, `7d`."""
+"""A number of seconds, or text with a unit, such as `30s` or `7d`."""
 WholeDuration = Annotated[int, BeforeValidator(_parse_duration), Field(json_schema_extra={"format": "duration"})]
 Size = Annotated[int, BeforeValidator(_parse_size), Field(json_schema_extra={"format": "size"})]
-"""Bytes, or text with a unit: `64MiB`."""
+"""A number of bytes, or text with a unit, such as `64MiB`."""
 LIST = NoDecode, BeforeValidator(_split)
-"""Annotations of a list that may be comma-separated text."""
+"""Annotations for a list that may be given as comma-separated text."""
 Names = Annotated[list[str], *LIST]
 Secrets = Annotated[list[SecretStr], *LIST]
 URL = Annotated[str, AfterValidator(_check_url)]
 ServerURL = Annotated[URL, AfterValidator(lambda url: url.rstrip("/"))]
 BaseURL = Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/v1"))]
-"""The URL of a server, which may be given with or without /v1 at its end."""
+"""The URL of a server. A final `/v1` is removed."""
 
 
 class _Model(BaseModel):
@@ -74,30 +77,30 @@ class _Model(BaseModel):
 
 
 class ToolFilter(_Model):
-    """Filter for tools of an MCP server. A tool must match every criterion that is set."""
+    """Filter for the tools of an MCP server. A tool matches if it meets all criteria that are set."""
 
     tool_names: list[str] | None = None
     read_only: bool | None = None
 
 
 class ApprovalFilters(_Model):
-    """Tools of an MCP server that always need approval, and tools that never do."""
+    """Filters for the tools of an MCP server whose calls always need an approval, or never need an approval."""
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
 
 
 class ToolServer(_Model):
-    """An MCP server of the operator. Requests refer to it by label or connector id; its URL and secrets stay hidden."""
+    """An MCP server of the operator. Requests select it by label or connector id. Its URL and secrets are never returned."""
 
     url: URL
     headers: dict[str, SecretStr] = Field({})
     authorization: SecretStr | None = None
-    """Bearer token. A request may replace it with its own."""
+    """Bearer token. A request may replace it with a token of its own."""
     allowed_tools: list[str] | ToolFilter | None = None
-    """Tools that requests may use; None allows all. A request can narrow the list but not extend it."""
+    """The tools that requests may use. None allows all tools. A request can further restrict the tools."""
     require_approval: Literal["always", "never"] | ApprovalFilters | None = None
-    """Default for requests that do not set `require_approval`; None means `always`."""
+    """The default for requests that do not set `require_approval`. None means `always`."""
 
     def excludes(self, name: str) -> bool:
         """Return whether `allowed_tools` excludes a tool because of its name."""
