@@ -92,7 +92,7 @@ class History:
         """Return the history and input of a background response whose request was passed to `begin` before.
 
         The items of `request` must have ids. `ids` and `token` are those of the job. Raises `BadRequest`, `NotFound` and
-        `StateUnavailable`, like `begin`.
+        `StateUnavailable` under the same conditions as `begin`.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
@@ -198,8 +198,8 @@ def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
     """Return `items` with each `item_reference` replaced with the item that it names.
 
-    Raises `BadRequest` for `param` if an item does not exist, `OverBound` if the stored turns of the items are too large, and
-    `StateUnavailable`.
+    `param` is the parameter that an error names. Raises `BadRequest` if an item does not exist, `OverBound` if the stored turns
+    of the items are too large, and `StateUnavailable` if Redis is unavailable.
     """
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:

@@ -36,7 +36,7 @@ from .history import History, RunContext
 logger = logging.getLogger(__name__)
 
 REQUEST_LIMITS = RequestLimits()
-"""Limits on the contents of a request. They bound the cost of checking and converting it, and exceed what clients need."""
+"""Limits on the contents of a request. They bound the cost of checking and converting the request, and exceed normal use."""
 
 
 class RunMode(Enum):
@@ -104,7 +104,7 @@ class Run:
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
     error: Exception | None = None
-    """The error that ended the run, or None."""
+    """The error that ended the run, or None if the run has not failed."""
     messages: ResponseMessages | None = None
     """The recorder of vLLM's `input_messages` and `output_messages`, or None if they were not requested."""
 
@@ -230,7 +230,8 @@ class Drain:
 class ActiveRun:
     """A context manager that lets the drain wait for a run and interrupt it.
 
-    The task that reads the run's events enters it. Raises `Unavailable` on entry if the time to finish is over.
+    The task that reads the run's events must enter the context manager. Raises `Unavailable` on entry if the time to finish is
+    over.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -253,7 +254,7 @@ class ActiveRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Allow a shutdown to interrupt the body of the `with` statement at any `await`, where `Unavailable` is then raised."""
+        """Allow a shutdown to interrupt the `with` statement's body at any `await`. The interruption raises `Unavailable`."""
         self._can_interrupt = True
         try:
             yield

@@ -76,9 +76,9 @@ class Runner:
 
         `policy` controls how the run uses the cache. If it is None, the cache is not used. `history` replaces the runner's own.
 
-        Each read from the upstream makes one batch. The first batch is yielded when the upstream begins to answer, or in mode
-        STREAMED at the latest when the grace period ends. In mode WHOLE, a batch may be empty. Raises `APIError` as the `mode`
-        describes.
+        Each read from the upstream makes one batch. The first batch is yielded when the upstream begins to answer. In mode
+        STREAMED, it is yielded no later than the end of the grace period. In mode WHOLE, a batch may be empty. Raises
+        `APIError` as described for the `mode`.
         """
 
         async def begin() -> Run:
@@ -94,7 +94,7 @@ class Runner:
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
-        """Return the types of requested tools that this server is not configured for. They are not offered to the model."""
+        """Return the types of requested tools that the model is not offered, because this server is not configured for them."""
         return self._tools.not_offered(request.tools)
 
     def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
@@ -186,10 +186,10 @@ class Runner:
         return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
 
     async def resume(self, request: CreateResponse, caller: Caller, job: Job, takeover: Takeover | None) -> Run:
-        """Return the run of a background response that any replica may have created with `prepare`.
+        """Return the run for `job`, a background response that this or another replica has created.
 
         The items of `request` must have ids. `takeover` is the output of another worker, or None if there is no output yet.
-        Raises `APIError`.
+        Raises `APIError` if the run cannot be prepared.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -234,7 +234,7 @@ class Runner:
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
         """Look up the answer for `run` in the cache, and set `run.looked_up`.
 
-        A hit also sets an assembler that replays the answer. It never reaches the upstream, so the cache checks the caller.
+        After a hit, `run.assembler` replays the answer. A hit never reaches the upstream, so the cache checks the caller.
         """
         caller, context = run.caller, run.context
         key = await by_size(
@@ -252,7 +252,7 @@ class Runner:
             run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
 
     def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:
-        """Return all events of a cached answer except the terminal one."""
+        """Return all events of a cached answer except the terminal event."""
         events = run.assembler.start() + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
         run.document["usage"] = hit.usage
@@ -263,7 +263,7 @@ class Runner:
             await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
 
     def _flight(self, run: Run) -> AbstractAsyncContextManager[None]:
-        """Return a context manager. While it is active, identical requests wait for the answer of `run`."""
+        """Return a context manager within which identical requests wait for the answer of `run`."""
         if self._cache is None or not isinstance(run.looked_up, Miss):
             return nullcontext()
         return self._cache.flight(run.looked_up)
@@ -368,7 +368,7 @@ class Runner:
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
         """Store the response, and return its terminal event.
 
-        If storing fails, mode WHOLE raises the error. In the other modes, the terminal event is `response.failed`.
+        If the commit raises an `APIError`, mode WHOLE raises the error, and the other modes return `response.failed`.
         """
         try:
             await run.history.commit(run.context, run.document, self._gate(run.caller))

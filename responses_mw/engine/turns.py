@@ -7,7 +7,7 @@ reasoning          The item is closed as incomplete, and the upstream is asked a
 text of a message  The upstream continues the text if a check shows that it can (`upstream.prefill`). Otherwise, the response
                    fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
-anything else      The response fails. For example, a client executes the calls that it sees, so they cannot be replaced.
+anything else      The response fails. For example, a client executes each call that it sees, so the call cannot be undone.
 
 Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules. The
 summary is the answer of a separate run, which is never stored. Truncation, tracing and cancellation of that run work as usual.
@@ -52,7 +52,7 @@ MAX_TURNS = 64
 """Maximum number of turns of a response. The last turn offers no server-side tools."""
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
-"""First and maximum number of seconds, before jitter, between requests to an overloaded upstream."""
+"""First and maximum pause, in seconds before jitter, between requests to an overloaded upstream."""
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1

@@ -47,7 +47,7 @@ class ClaimedJob:
         """Whether the pending events are stored together with the response instead of being appended to the log."""
         self.size = 0
         self.stopped: str | None = None
-        """The reason to stop the run, or None."""
+        """The reason why the run was stopped, or None if it was not stopped."""
         self.task: asyncio.Task[None] | None = None
         self._pending: list[bytes] = []
         self._count = 0
@@ -98,7 +98,7 @@ class ClaimedJob:
         return self.sending if self.stopped != LOST else None
 
     def stop(self, why: str) -> None:
-        """Cancel the run and its request to the upstream. Only the first call sets the reason; later calls do nothing."""
+        """Cancel the run and its request to the upstream. The first call sets the reason. Later calls have no effect."""
         if self.stopped is None:
             self.stopped = why
             if why == LOST:
@@ -174,7 +174,8 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable`.
+    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable` if Redis
+    is unavailable.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
@@ -224,7 +225,7 @@ async def read_log(state: State, job: Job) -> LogReplay:
     """Replay the job's log up to the first gap or damage. Only one page of the log is in memory at a time.
 
     The caller must hold the job, so that no other process writes to the log. Raises `Fenced` if the log was deleted, and
-    `StateUnavailable`.
+    `StateUnavailable` if Redis is unavailable.
     """
     output = LogReplay()
     while output.next_number < job.next_number:

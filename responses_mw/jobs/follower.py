@@ -1,7 +1,7 @@
 """The readers of event logs in this process.
 
-A follower has a position in its log, but no buffer. At the end of the log, it receives each new batch with the announcement of
-the batch. If its client is slow, it reads from the log when the client is ready, so that a slow client uses no memory. All
+A follower has a position in its log, but no buffer. At the end of the log, it receives new batches in
+announcements. If its client is slow, it reads from the log when the client is ready, so that a slow client uses no memory. All
 followers read in one round trip, and followers of the same response share one subscription.
 """
 
@@ -33,7 +33,10 @@ Settle = Callable[[str], Awaitable[None]]
 
 
 class Followers:
-    """All followers of this process. They need `run` to be running. `close` makes their clients continue at another replica."""
+    """All followers of this process. While there are followers, `run` must be running.
+
+    `close` ends all followers, so that their clients continue at another replica.
+    """
 
     def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
         """`patience` is how many seconds a follower waits for an unavailable Redis before it ends."""
@@ -90,9 +93,9 @@ class Followers:
             follower.announce(None)
 
     async def page(self, response_id: str, number: int) -> list[Batch]:
-        """Return the page of a log after event `number`. The page is read in one round trip with those of other followers.
+        """Return the page of a log after event `number`. The page is read in one round trip with the pages of other followers.
 
-        Raises `StateUnavailable`.
+        Raises `StateUnavailable` if the page cannot be read.
         """
         place = (response_id, number)
         if place not in self._wanted:
@@ -144,7 +147,7 @@ class Followers:
 
 
 class _Follower:
-    """A reader of one log. The event before its position is `number`."""
+    """A reader of one log. `number` is the number of the last event that the reader has passed."""
 
     def __init__(self, followers: Followers, document: Document, number: int) -> None:
         self._followers = followers
@@ -256,7 +259,7 @@ class _Follower:
 
 
 def _cancel(futures: Iterable[asyncio.Future[list[Batch]]]) -> None:
-    """Cancel the futures without a result. Called when no task will read for them."""
+    """Cancel the futures without a result. Call this when no task will set the results."""
     for future in futures:
         future.cancel()
 
@@ -267,7 +270,7 @@ def _lost(document: Document, number: int) -> Batch:
 
 
 def _broken(document: Document, number: int, reason: str) -> Batch:
-    """Log the `reason` why a log cannot be read any further, and return the terminal event of the response."""
+    """Return the terminal event of a response whose log cannot be read any further. Logs the `reason`."""
     logger.error("response %s cannot be followed beyond event %d: %s", document["id"], number - 1, reason)
     return _failed(document, number, f"The events of the response cannot be read: {reason}.")
 

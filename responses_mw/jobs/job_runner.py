@@ -44,7 +44,7 @@ from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, c
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after a job's creation in which it waits for a replica with its key, because new keys may still be rolled out."""
+"""Seconds after its creation during which a job waits for a replica with its key. New keys may still be rolled out."""
 _LOG_STEP = 1024 * 1024
 """Bytes by which a running job's log grows before its size in the owner's quota is updated."""
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
@@ -81,8 +81,9 @@ class JobRunner:
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job until it ends, is requeued or is stopped.
 
-        Raises `InvalidEnvelope` if the key of the job's secrets is missing, but another replica may have it. Raises
-        `StateUnavailable`, `Deleted` if the response was deleted, and `Fenced` if another process holds the job.
+        Raises `InvalidEnvelope` if the key of the job's secrets is missing here, but another replica may have it. Raises
+        `StateUnavailable` if Redis is unavailable, `Deleted` if the response was deleted, and `Fenced` if another process holds
+        the job.
         """
         job = claimed.job
         try:
@@ -129,7 +130,7 @@ class JobRunner:
         # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
-        if job.retries or self.breaker.is_open:  # do not blame this request if the upstream is already unavailable
+        if job.retries or self.breaker.is_open:  # do not blame this request for an upstream that is already unavailable
             await self._runner.probe(caller)
         # Always stream from the upstream, because a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
@@ -138,7 +139,8 @@ class JobRunner:
     async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
         """Return the output of an earlier worker, or None if there is no output.
 
-        Raises `WorkerLost` if the output cannot be continued, `Fenced` if the log was deleted, and `StateUnavailable`.
+        Raises `WorkerLost` if the output cannot be continued, `Fenced` if the log was deleted, and `StateUnavailable` if
+        Redis is unavailable.
         """
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
@@ -313,7 +315,7 @@ def retry_reason(error: Exception | None) -> str | None:
 
 
 def retry_delay(retries: int, error: UpstreamError) -> float:
-    """Return the seconds until the next retry. The delay doubles with jitter, and is at least as long as the upstream asked."""
+    """Return the seconds until the next retry: exponential with jitter, and at least as long as the upstream asked."""
     backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
     return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RUNNING = frozenset({"queued", "in_progress"})
 _CREATION_TIMEOUT = 5.0
-"""Seconds after which a worker checks whether a job was stored, and drops the job if not."""
+"""Seconds after which a worker checks whether a job was stored, and drops the job if it was not."""
 _CANCEL_ATTEMPTS = 10
 _CANCEL_BACKOFF = 0.05
 
@@ -64,7 +64,7 @@ class JobService:
             return
         need = "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS)"
         if not self._sealer.is_shared:
-            message = f"{need}, the same on every replica: the credential that a job runs with is stored encrypted."
+            message = f"{need}, the same on every replica, because the credential of a job is stored encrypted."
             raise NotSupported(message, param="background")
         self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
         if not self._keys_agree:
@@ -79,7 +79,7 @@ class JobService:
         """
         await gate()
         if not run.document["store"]:
-            raise Unavailable("The state store is nearly full: background responses cannot be created now.")
+            raise Unavailable("The state store is nearly full, so background responses cannot be created now.")
         with queueing_span(run.document["id"]):
             return await self._create(run, body)
 
@@ -147,8 +147,8 @@ class JobService:
     async def settle(self, response_id: str) -> None:
         """Finalize a response whose worker was lost.
 
-        A response that waits for a worker remains queued. If the response is missing from the queue, it is queued again. Raises
-        `StateUnavailable`.
+        A response that waits for a worker remains queued. If such a response is missing from the queue, it is queued again.
+        Raises `StateUnavailable` if Redis is unavailable.
         """
         taken = await self._take(response_id, "settle")
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):

@@ -1,4 +1,4 @@
-"""Claim jobs, run them and renew their leases. A worker that stops finishes its jobs or returns them to the queue.
+"""Claim jobs, run them and renew their leases. When a worker stops, it finishes its jobs or returns them to the queue.
 
 1. Each job has one holder, which knows the job's fencing token. The scripts reject writes with any other token. A worker whose
    write is rejected stops the run.
@@ -145,7 +145,7 @@ class Worker:
                 await self._work(job, "settle")
 
     async def _claim_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Claim a job of `partition`. Return None if there is no job to claim.
+        """Claim a job from `partition`. Return None if there is no job to claim.
 
         A damaged partition counts as empty, so that it does not delay the other partitions.
         """

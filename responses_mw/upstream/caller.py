@@ -5,9 +5,9 @@
    is an empty chat request. A server that refuses the credential answers it with 401 or 403. A server that accepts the
    credential reports an invalid request. No model runs.
 2. The list is inconclusive if its status is 403 (the key may be valid for chats only) or 404, 405 or 501 (the server has no
-   list), or if the body is not a list. The error for an empty chat request would not show enough in this case, so the server
-   must answer the smallest valid request. The same applies if the server fails on the empty request.
-3. An overload or an unreachable server is neither an acceptance nor a refusal. It is an error and admits nobody.
+   list), or if the body is not a list. An error for an empty chat request would then not show whether the credential is
+   accepted, so the server must answer the smallest valid request. The same applies if the server fails on the empty request.
+3. An overloaded or unreachable server neither accepts nor refuses the caller. The check then raises an error.
 4. An acceptance is valid for 30 seconds, whether it comes from this check or from a chat. Refusals are not remembered.
 """
 

@@ -1,4 +1,4 @@
-"""The client of the upstream: chat completions, models and other endpoints."""
+"""The client for the upstream's chat completions, models and other endpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
 
 
 class Upstream:
-    """One upstream server. `base` is its URL without `/v1`; `transport` reaches it over the network or in process.
+    """One upstream server. `base` is its URL without `/v1`. `transport` reaches the server over the network or in process.
 
     The transport is used without httpx's client, because redirects, cookies and proxies would be wrong here and cost time per
     request.

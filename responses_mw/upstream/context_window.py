@@ -2,7 +2,7 @@
 
 1. Tokens are counted by the server's tokenizer if it renders the chat exactly as a completion does. To do so, it must accept
    every parameter that the chat template uses. Otherwise, and for content other than text (images), a completion of one token
-   is requested, and its `usage` has the number.
+   is requested, and the number is read from its `usage`.
 2. The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
    tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
 """
@@ -40,7 +40,7 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, also if the server cannot count them."""
+    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, for example if the server cannot count them."""
     count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
     return await count_by_completion(upstream, chat, caller) if count is None else count
 
@@ -147,7 +147,7 @@ class ContextWindow:
         return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """Return the request with the items that fit, or with all items if the context length is unknown."""
+        """Return the request with the items that fit, or with all items if it is unknown how many fit."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         if length is None or not await self._can_count(chat, caller) or not len(Truncation(items)):
@@ -235,7 +235,7 @@ def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Return `items` without the oldest blocks, so that the size of `chat` shrinks to `share` of its size.
+    """Return `items` without the oldest blocks, so that `chat` shrinks to `share` of its size if possible.
 
     At least one block is removed. Tools are never removed, so they count towards the remaining size.
     """

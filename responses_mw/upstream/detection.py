@@ -40,7 +40,7 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
     ("/api/version", _is_ollama, OLLAMA),
     ("/health/liveliness", _is_litellm, LITELLM),
 )
-"""The path, the check of its response and the dialect. They are tried in order if no `owned_by` is known."""
+"""The path, the check of the response and the dialect of each probe. Probes are sent in order if no `owned_by` is known."""
 
 
 async def detect(models: list[dict[str, Any]], get: Get) -> Dialect:

@@ -148,7 +148,7 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
     code = fault["code"] or _DEFAULT_CODES.get(status)
     if status == 404 and "model" not in message.lower():
-        code = None  # no such path: a wrong URL, or no Chat Completions server
+        code = None  # the path does not exist, because the URL is wrong or the server has no Chat Completions API
     param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation reports a path in the body
     param = _PARAMS.get(param, param) if param else None
     if (
@@ -216,7 +216,7 @@ def _status(code: Any) -> int | None:
 
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
-    """Return the error for a failed request. It is an overload if no connection could be made."""
+    """Return the error for a failed request. The error counts as an overload if no connection could be made."""
     failure: UpstreamError
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         failure = UpstreamTimeout("The upstream did not answer in time.")

@@ -79,7 +79,7 @@ class PrefillProof:
         """Return the prompt of `chat`, whose last message is `text`.
 
         Returns None if the server does not return the prompt, or if the prompt does not end with `text`. Raises
-        `UpstreamError`.
+        `UpstreamError` if a request fails.
         """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)

@@ -173,9 +173,9 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
 
 
 def _says_something(item: Item) -> bool:
-    """Return False for a reasoning item without text.
+    """Return whether `item` contains anything for the model.
 
-    A reasoning item without text refers to an item that the upstream has stored, but the upstream stores no items.
+    A reasoning item without text only refers to an item that the upstream has stored, but the upstream stores no items.
     """
     return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The upstream's server, queried for one caller. Methods return None if it has no answer, and raise `UpstreamError`."""
+    """The server, queried for one caller. Methods raise `UpstreamError`, and return None for a value that the server lacks."""
 
     upstream: Upstream
     caller: Caller
@@ -49,7 +49,7 @@ class Server:
         """Post `body` to `path`, and return a member of the JSON response.
 
         Returns None if the member is not of this `kind`, or if the server rejects the request. A completion may still be
-        accepted, or its error gives the reason.
+        accepted, or report the reason in its error.
         """
         answer = await accepted(self.upstream.post(path, body, self.caller))
         value = answer.get(member) if isinstance(answer, dict) else None

@@ -52,7 +52,7 @@ class ChatStream:
         self._fault: UpstreamError | None = None
         self._first: list[Chunk | Text] = []
         self.head: Chunk = {}
-        """The first chunk, which contains the completion's id and model."""
+        """The first chunk, with the completion's id and model. It is empty until an answer has begun."""
         self._is_over = self._is_read = False
         self._max_bytes = self._left = max_bytes
         self.done = False

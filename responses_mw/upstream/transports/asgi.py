@@ -87,7 +87,7 @@ class ASGITransport(httpx.AsyncBaseTransport):
 
 
 class _InnerResponse(httpx.AsyncByteStream):
-    """The response of an application, for one reader. Creates the `task` that runs the application."""
+    """The response of an application, for one reader. The `task` runs the application."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._body: bytes | None = body

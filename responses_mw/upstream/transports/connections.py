@@ -13,7 +13,7 @@ import httpx
 Origin: TypeAlias = tuple[str, str, int]
 """Scheme, host and port."""
 
-# Seconds after which an idle connection is closed. Common servers close it after 5 s, and a request sent then would be lost.
+# Seconds after which an idle connection is closed. Common servers close it after 5 s, and a request sent then would fail.
 _KEEPALIVE_EXPIRY = 4.0
 # Seconds before the next address of a host is tried in parallel (RFC 8305).
 _ATTEMPT_DELAY = 0.25

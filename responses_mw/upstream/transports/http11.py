@@ -105,7 +105,7 @@ class OutgoingRequest:
         """Return `request` with its request line and headers encoded.
 
         Raises `httpx.LocalProtocolError` if the method is CONNECT, if the method, the target or a header is invalid, or if the
-        framing is ambiguous or does not match the body. Otherwise, the server could read a different request, or several.
+        framing is ambiguous or does not match the body. The server could read such a request as a different one, or as several.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
@@ -231,7 +231,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     # -- the reader ----------------------------------------------------------------------------------------------------
 
     def _more(self) -> asyncio.Future[None]:
-        """Return a future that is done when more data has arrived or the exchange is over. Raises the failure, if any."""
+        """Return a future for the next data or the end of the exchange. Raises the failure of a failed exchange."""
         if self._failure is not None:
             raise self._failure
         self._reader = self._loop.create_future()
@@ -267,7 +267,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._connection.connection_lost(exc)
 
     def _parse_failed(self, error: Exception) -> None:
-        """Handle invalid data. After a complete response, it only prevents the connection from being reused."""
+        """Handle invalid data. After a complete response, the data only prevents the connection from being reused."""
         self._keeps_connection = False
         if not self._complete:
             failure = httpx.RemoteProtocolError(f"The server's response is not HTTP/1.1: {error}")
@@ -297,7 +297,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return is_unanswered and time.monotonic() - self._began < _STALE_WINDOW
 
     def _end(self, failure: Exception | None = None) -> None:
-        """End the exchange. It is complete unless there is a `failure`."""
+        """End the exchange, either successfully or with `failure`."""
         if self._over:
             return
         self._over = True
