@@ -111,7 +111,7 @@ class History:
 
     def _needed(self, param: str) -> State:
         if self._state is None:
-            raise NotSupported(f"'{param}' needs stored state, but this server has none: set 'redis.url'.", param=param)
+            raise NotSupported(f"'{param}' needs stored state, but this server has none. Set 'redis.url'.", param=param)
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:

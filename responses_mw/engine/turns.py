@@ -193,7 +193,7 @@ class TurnLoop:
         """Call `attempt` and return its result. Repeat the call while the upstream is overloaded, until the timeout.
 
         The pauses grow exponentially, and are at least as long as the upstream asks. If the connection breaks before the
-        answer begins, the call is repeated `RESENDS` times.
+        answer begins, the call is repeated at most `RESENDS` times.
 
         Raises the last error if the run does not wait for the upstream, if the timeout has passed, or if the upstream asks to
         wait beyond the timeout. Any other error is raised at once.

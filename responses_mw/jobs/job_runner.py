@@ -361,6 +361,6 @@ class CircuitBreaker:
         if was_open:
             self._pause = min(MAX_DELAY, 2 * self._pause)
         else:
-            logger.warning("the upstream is unavailable, background responses are paused: %s", kind_of_error(error))
+            logger.warning("the upstream is unavailable, so background responses are paused: %s", kind_of_error(error))
         self._opened = now
         self._next_probe = now + max(self._pause, min(MAX_DELAY, error.retry_after or 0.0))

@@ -68,7 +68,7 @@ class JobService:
             raise NotSupported(message, param="background")
         self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
         if not self._keys_agree:
-            message = f"{need} that are the same on every replica: the keys of this replica differ."
+            message = f"{need} that are the same on every replica, but the keys of this replica differ."
             raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
