@@ -136,7 +136,7 @@ class RateLimits:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     async def request(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Count a request that creates a response, and add the `x-ratelimit-*` headers to the HTTP response."""
+        """Check the owner's rate of requests, including this request, and add `x-ratelimit-*` headers to the HTTP response."""
         if not self.are_set:
             return
         await gate()
@@ -161,7 +161,10 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Count a stream, at most one per request, until `RateLimitMiddleware` has processed the request with this `scope`."""
+        """Add a stream to the owner's open streams until the request with this `scope` has ended.
+
+        Only one stream is counted per request.
+        """
         if self.are_set and not scope[_STREAMS]:
             await gate()
             name = random_part()
@@ -178,9 +181,9 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Count the background response that is created in the `with` block.
+        """Add a background response, which is created in the `with` block, to the owner's unfinished background responses.
 
-        If the block raises an exception, the response is no longer counted.
+        If the block raises an exception, the response is removed again.
         """
         await gate()
         is_counted = await self._enter("background", owner, response_id)
@@ -192,9 +195,9 @@ class RateLimits:
             raise
 
     async def _enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Count a stream or a background response. Return false if there is no limit or Redis is unavailable.
+        """Add the entry `name` of a stream or a background response to Redis, and return true.
 
-        Raises `RateLimited` if the owner has reached the limit.
+        Return false if there is no limit or Redis is unavailable. Raises `RateLimited` if the owner has reached the limit.
         """
         maximum = self._maximums[kind]
         if not maximum or self._usage is None:

@@ -63,7 +63,10 @@ class Admin:
     """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` maps names, such as `redis`, to checks. `state` provides the usage by owner; None without stored state."""
+        """`checks` maps names, such as `redis`, to checks. `state` provides the usage by owner.
+
+        `state` is None if the server has no stored state.
+        """
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()

@@ -55,7 +55,7 @@ class ConversationRoutes:
     async def update(self, request: Request) -> ASGIApp:
         """`POST /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
-        # The official client sends null to remove all metadata. A missing member is more likely a mistake.
+        # The official client sends null to remove all metadata. A missing member is probably a mistake, so it is refused.
         body, _ = await self._body(request, "metadata", required="metadata")
         metadata = check_metadata(body.get("metadata", {}), "metadata")
         return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))

@@ -169,7 +169,7 @@ class EventStreamResponse(EventResponse):
         finally:
             self._timer.cancel()
             if self._keeping_alive is not None:
-                self._keeping_alive.cancel()  # it may be blocked by a slow client, and nothing may follow the last event
+                self._keeping_alive.cancel()  # a slow client may be blocking it, and nothing may follow the last event
         if not self._complete:
             annotate(outcome="interrupted")
         await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})

@@ -131,7 +131,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._check_upgrade()
         except BadRequest as error:
             self._refusal = error
-            raise  # the parser reports it to uvicorn, which calls send_400_response
+            raise  # the parser passes the error to uvicorn, which calls send_400_response
         super().on_headers_complete()
         if self.cycle is not before:  # not a WebSocket, so the request is passed to the application as a plain request
             self.cycle.keep_alive = False

@@ -158,7 +158,7 @@ class Dispatcher:
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
-        if self._closing is None or self._closing.done():  # done: it belonged to an earlier event loop
+        if self._closing is None or self._closing.done():  # a task that is done belonged to an earlier event loop
             self._closing = asyncio.create_task(self._close_with_the_loop())
         return opened
 

@@ -38,7 +38,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection".split()
     + b"te trailer transfer-encoding upgrade".split()
 )
-# Host and Content-Length are set again, X-Forwarded-For is extended. Our own server answers Expect when we read the body.
+# Host and Content-Length are set anew, and X-Forwarded-For is extended. The server answers Expect when the body is read.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
 # Requests with these methods have a Content-Length even if it is 0 (RFC 9110, section 8.6).
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
@@ -236,7 +236,7 @@ class _RequestBody(httpx.AsyncByteStream):
         if not more:
             self.over.set()
         if self.aborted:
-            await anyio.sleep_forever()  # until cancelled: an end here would make the partial body look complete
+            await anyio.sleep_forever()  # wait for cancellation, because an end here would make the partial body look complete
         chunk: bytes = message.get("body", b"")
         if self._left is not None:
             self._left -= len(chunk)

@@ -265,7 +265,7 @@ class WebSocketConnection:
         except OSError:
             logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
             group.cancel_scope.cancel()
-        except Exception:  # the outer edge of a response: close the connection, or the client would wait forever
+        except Exception:  # close the connection, because otherwise the client would wait forever
             logger.exception("a response on a WebSocket failed")
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 

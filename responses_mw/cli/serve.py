@@ -277,7 +277,7 @@ class _Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         try:
-            first = self._start_child()  # alone, so that an error at startup is printed once
+            first = self._start_child()  # the first process starts alone, so that an error is printed only once
             if not await first.start():
                 status = await first.end()
                 return 0 if self._stopping.is_set() else status
@@ -311,7 +311,7 @@ class _Supervisor:
             self._children.discard(child)
             forget_process(child.pid, self._directory)
             if self._stopping.is_set():
-                is_clean = status == 0 or (status == -signal.SIGTERM and child.facts is None)  # it had not started
+                is_clean = status == 0 or (status == -signal.SIGTERM and child.facts is None)  # the server had not started
                 self._status = self._status if is_clean else 1
                 return
             cause = signal.Signals(-status).name if status < 0 else f"status {status}"

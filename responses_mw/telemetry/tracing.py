@@ -58,8 +58,9 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
     span = span or get_current_span()
     carrier = dict(headers)
     if span.get_span_context().is_valid and is_tracing():
-        carrier.pop("tracestate", None)  # injected again unless it is empty
-        propagate.inject(carrier, trace.set_span_in_context(span, Context()))  # no baggage: it is forwarded like other headers
+        carrier.pop("tracestate", None)  # `inject` sets it again unless it is empty
+        # The new context has no baggage, because a `baggage` header is forwarded like other headers.
+        propagate.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
 
 

@@ -62,7 +62,7 @@ class Tools:
         web_search.check_choice(choice, checked, self._search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
-            logger.warning("a request offers web_search, but no search.provider is set: the model is not offered the tool")
+            logger.warning("a request offers web_search, but search.provider is not set: the tool is not offered to the model")
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:

@@ -53,7 +53,7 @@ class ResourceLimits(TypedDict):
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
 _INIT_PROCESSES = 2  # our own processes, which count if the container runs as our user
-_INSIDE = 1000  # our user in a user namespace; the kernel treats 0 differently
+_INSIDE = 1000  # our user id inside a user namespace; not 0, which the kernel treats differently
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -128,7 +128,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 def _show(path: str, root: str, flags: int) -> None:
     """Mount the machine's `path` read-only at the same path below `root`. Do nothing if the machine does not have it."""
     source, target = Path(path), Path(root + path)
-    if target.exists() or not source.exists():  # a prefix below /usr exists already
+    if target.exists() or not source.exists():  # a path below /usr already exists
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and source.resolve().is_relative_to("/usr"):

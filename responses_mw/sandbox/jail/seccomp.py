@@ -125,8 +125,8 @@ _RULES_ALONE = (
 # machine: column of the tables, AUDIT_ARCH, sendto
 _MACHINES = {"x86_64": (0, 0xC000003E, 44), "aarch64": (1, 0xC00000B7, 206)}
 _CLONE3 = 435
-_FIRST_UNKNOWN = 457  # calls from here on are newer than this table
-_X32 = 0x40000000  # x86_64 repeats every call with this bit
+_FIRST_UNKNOWN = 457  # calls with this or a higher number are newer than this table
+_X32 = 0x40000000  # on x86_64, every call also exists with this bit set
 
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
