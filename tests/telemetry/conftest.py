@@ -148,7 +148,9 @@ class Command:
             while True:
                 assert self.process.poll() is None, self.log
                 with suppress(httpx.TransportError):  # not there yet
-                    if (await self.admin.http.get(path)).status_code == 200:
+                    answer = await self.admin.http.get("/readyz")
+                    is_listening = answer.json()["checks"].get("server", "ok") == "ok"  # a worker does not listen
+                    if is_listening and (await self.admin.http.get(path)).status_code == 200:
                         return self
                 await asyncio.sleep(0.05)
 
