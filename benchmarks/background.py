@@ -1,4 +1,4 @@
-"""Measures background responses: CPU of a worker and of followers at another replica, and the time that a cancel takes."""
+"""Measure background responses: the CPU of a worker and of followers at another replica, and the time to cancel a response."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ TOKENS_PER_SECOND = 5
 
 @dataclass(frozen=True, slots=True)
 class BackgroundFigures:
-    """CPU of the replicas per token, and a follower's lag behind the upstream in ms, while all responses ran."""
+    """CPU per token of both replicas over the whole run, and the followers' lag in ms while all responses were running."""
 
     writer_cpu_us_per_token: float
     reader_cpu_us_per_follower_token: float
@@ -34,12 +34,12 @@ class BackgroundFigures:
     lag_p99_ms: float
     failed: int
     shares: dict[str, float]
-    """CPU of each process while all responses ran, in percent of one core."""
+    """CPU of each process while all responses were running, in percent of one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The measured processes, apart from the load, which is this process."""
+    """The measured processes, except the load, which is this process."""
 
     upstream: Server
     writer: Server
@@ -86,7 +86,7 @@ def valkey(*options: str) -> Iterator[tuple[int, str]]:
 async def _measure_background(scene: Scene, streams: int, followers: int, tokens: int) -> BackgroundFigures:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(scene.reader.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as client:
-        await _run_all(client, 5, 5, 5, ramp=0.5)  # a warm-up: one-time imports and allocations are not measured
+        await _run_all(client, 5, 5, 5, ramp=0.5)  # a warm-up, so that one-time imports and allocations are not measured
         before = scene.cpu_seconds()
         sampling = asyncio.create_task(_shares(scene, tokens / TOKENS_PER_SECOND))
         lags, failed = await _run_all(client, streams, followers, tokens)
@@ -103,7 +103,7 @@ async def _measure_background(scene: Scene, streams: int, followers: int, tokens
 
 
 async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
-    """Return the CPU of each process while all responses run. Each response takes `seconds`."""
+    """Return the CPU of each process while all responses are running, in percent of one core. A response takes `seconds`."""
     settled = RAMP_SECONDS + SETTLING_SECONDS
     await asyncio.sleep(settled)
     before = scene.cpu_seconds()
@@ -114,7 +114,10 @@ async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
 async def _run_all(
     client: aiohttp.ClientSession, streams: int, followers: int, tokens: int, ramp: float = RAMP_SECONDS
 ) -> tuple[list[int], int]:
-    """Return the followers' lags while all responses ran, in microseconds, and the number of incomplete responses."""
+    """Run the responses, and follow the first `followers` of them until they end. The responses start over `ramp` seconds.
+
+    Return the followers' lags in microseconds while all responses were running, and the number of incomplete responses.
+    """
     seen: list[tuple[int, int]] = []
     all_run = monotonic_us() + int((ramp + SETTLING_SECONDS) * 1e6)
 
@@ -156,7 +159,7 @@ PREFILL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class CancelFigures:
-    """Times in ms from sending the cancel to the closing of the upstream's connection, and to the answer."""
+    """Times in ms from sending a cancel request until the upstream's connection is closed, and until the answer arrives."""
 
     median_ms: float
     longest_ms: float
@@ -165,7 +168,7 @@ class CancelFigures:
 
 
 class _Watched(Connection):
-    """An upstream's connection that records when it is lost. The prompt is the number of the response."""
+    """A connection of the upstream that records when it is closed. The prompt of a request is the number of the response."""
 
     def __init__(
         self, wheels: tuple[Wheel, float], asked: dict[int, asyncio.Event], lost: dict[int, asyncio.Future[int]]
@@ -187,7 +190,7 @@ class _Watched(Connection):
 
 
 def measure_cancel(responses: int) -> CancelFigures:
-    """Cancel `responses` one at a time, alternately in mid-answer and while the upstream is still silent."""
+    """Create and cancel `responses` one at a time, alternately in mid-answer and while the upstream is still silent."""
     return uvloop.run(_measure_cancel(responses))
 
 
@@ -216,7 +219,11 @@ async def _measure_cancel(responses: int) -> CancelFigures:
 async def _cancel(
     client: aiohttp.ClientSession, number: int, asked: asyncio.Event, lost: asyncio.Future[int]
 ) -> tuple[int, int, bool]:
-    """Return the microseconds until the connection was closed and until the answer, and whether the answer was right."""
+    """Create a response and cancel it.
+
+    Return the microseconds until the upstream's connection is closed, the microseconds until the cancel request is answered,
+    and whether the answer has the status `cancelled`.
+    """
     body = {"model": MODEL, "input": str(number), "max_output_tokens": CANCELLED_TOKENS, "background": True}
     async with client.post("/v1/responses", json=body) as answer:
         path = f"/v1/responses/{(await answer.json())['id']}"

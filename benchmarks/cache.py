@@ -1,7 +1,7 @@
-"""Measures what the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
+"""Measure what the cache costs and saves over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
 
-It runs real processes: a Valkey in memory, a paced upstream, an embeddings server without a model, and `responses-mw serve`. A
-request's time is measured from sending it to the last byte of its answer, on a connection that stays open.
+The benchmark runs real processes: a Valkey in memory, a paced upstream, an embeddings server without a model, and
+`responses-mw serve`. The time of a request is measured from sending it to the last byte of its answer, on an open connection.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SEARCHES = 200
 
 @dataclass(slots=True)
 class Cost:
-    """The times of one kind of request in milliseconds, and the server's CPU time for all of them in seconds."""
+    """The times of one kind of request in milliseconds, and the server's total CPU time for these requests in seconds."""
 
     times: list[float] = field(default_factory=list)
     cpu: float = 0.0
@@ -67,7 +67,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """Searches without HTTP: median milliseconds, and how many agreed with an exhaustive search."""
+    """Searches without HTTP: their median time in milliseconds, and how many agreed with an exhaustive search (`right`)."""
 
     ms: float
     right: int
@@ -75,7 +75,7 @@ class Searched:
 
 @contextlib.contextmanager
 def servers() -> Iterator[tuple[str, Server, Server, Server]]:
-    """Yield the URL of a Valkey, and an upstream, an embeddings server and our server."""
+    """Run a Valkey, an upstream, an embeddings server and the server under test. Yield the Valkey's URL and the other three."""
     with contextlib.ExitStack() as stack:
         _, redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
@@ -90,7 +90,10 @@ def servers() -> Iterator[tuple[str, Server, Server, Server]]:
 
 
 async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str, **members: Any) -> float:
-    """Return the milliseconds to the last byte of the answer. Its cache header must start with `told`."""
+    """Send a request, and return the milliseconds until the last byte of its answer.
+
+    `cache` and `members` are fields of the request. The answer's `x-responses-cache` header must start with `told`.
+    """
     body = {"model": MODEL, "input": question, "max_output_tokens": TOKENS, "store": False, "cache": cache, **members}
     begun = time.perf_counter()
     async with http.post("/v1/responses", json=body) as response:
@@ -103,9 +106,9 @@ async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str,
 
 
 async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
-    """Measure each kind of request in rounds of `repeats` requests, or of a tenth of that for requests to the upstream.
+    """Measure each kind of request in several rounds, because the speed of a shared machine changes from second to second.
 
-    The rounds are needed because the speed of a shared machine changes from second to second.
+    A round has `repeats` requests of each kind, or a tenth of that number if they reach the upstream.
     """
     async with aiohttp.ClientSession(ours.url) as http:
 
@@ -118,7 +121,7 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
         reading = {"mode": "semantic", "no_store": True}
         one, near = "What is a cache for?", ["what is a cache for"] * repeats
         await ask(http, one, "semantic", "miss", **streamed)
-        for _ in range(20):  # a warm-up: one-time imports and allocations are not measured
+        for _ in range(20):  # a warm-up, so that one-time imports and allocations are not measured
             await ask(http, one, "exact", "exact")
             await ask(http, "Explain what a cache is for", reading, "", **streamed)
         costs: dict[str, Cost] = defaultdict(Cost)
@@ -148,7 +151,7 @@ async def embedded(server: Server, texts: list[str]) -> AsyncIterator[float]:
 
 
 def other(number: int) -> str:
-    """Return a variant of a cached question. The first questions are skipped, because they have been evicted since."""
+    """Return a variant of a cached question. The first questions are skipped because they may have been evicted."""
     return question(FILLED_AT_ONCE + number).lower().rstrip("?")
 
 
@@ -189,7 +192,7 @@ UNSEALED = Sealer()
 
 
 def question(number: int) -> str:
-    """Return one of many questions that have few words in common, like real ones."""
+    """Return a question. Different questions have few words in common, like real ones."""
     digest = hashlib.blake2b(str(number).encode(), digest_size=12).digest()
     syllables = [CONSONANTS[byte % 16] + VOWELS[byte // 16 % 4] for byte in digest]
     words = ["".join(syllables[start : start + 3]) for start in range(0, 12, 3)]
@@ -209,11 +212,11 @@ async def searched(found: Scan, key: Key, entries: int) -> Searched:
         await found.nearest(key, asked, threshold)
         times.append((time.perf_counter() - begun) * 1000)
         near = await found.nearest(key, asked, 0.0)
-        # Not a matrix product: that wakes threads of BLAS, which would spin while the next search is timed.
+        # A matrix product would wake threads of BLAS, which would spin while the next search is timed.
         expected = np.sort(np.vecdot(kept, asked))[::-1][: len(near)]
         similar = np.asarray([one.similarity for one in near])
         right += bool(number and len(near) and np.allclose(similar, expected, atol=1e-4))
-    return Searched(statistics.median(times[1:]), right)  # the first reads the partition
+    return Searched(statistics.median(times[1:]), right)  # the first search also reads the partition
 
 
 def report(costs: dict[str, Cost], entries: int, alone: Searched) -> None:

@@ -1,8 +1,9 @@
-"""Measures long chains in a Valkey on loopback: reading 10 and 500 turns of 2 kB, and forking (`python -m benchmarks.chain`).
+"""Measure long chains in a Valkey on loopback: reads of 10 and 500 turns of 2 kB, and forks (`python -m benchmarks.chain`).
 
-A cold read is made by a process that has never read the chain, a warm read by one that read it before its newest turn. The
-lower bound for both is the bare command that returns the same bytes, plus decoding their JSON in one piece. The texts consist
-of a thousand words of random letters, as long as English words, which compress to a third of their size.
+A cold read is made by a process that has never read the chain. A warm read is made by a process that read the chain before its
+newest turn was added. The lower bound for both is the time of the bare command that returns the same bytes, plus the time to
+decode their JSON in one piece. The texts are made from a thousand random words with the lengths of English words. They compress
+to a third of their size.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def _ms(call: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _reads(client: Client, tips: list[str]) -> dict[str, float]:
-    """Return the median time of each kind of read in ms. They alternate, so that changes on the machine affect all equally."""
+    """Return the median time of each kind of read in ms. The kinds alternate, so changes on the machine affect all equally."""
     cold = State(client, StateOptions(recent_bytes=0))
     address = response_address(tips[0])
     command = ("LRANGE", address.segment(address.random), 0, TURNS - 1)

@@ -1,6 +1,6 @@
-"""Observes a server: an OTLP receiver (HTTP, protobuf) that also scrapes the metrics of the server's admin port.
+"""An OTLP receiver (HTTP, protobuf) that also scrapes the metrics of a server's admin port.
 
-It decodes and counts what it receives, and returns the counts on GET. Run it with
+It decodes and counts what it receives, and returns the counts in response to GET. Run it with
 `python -m benchmarks.collector --port 4318 --scrape http://127.0.0.1:9090/metrics`.
 """
 
@@ -24,12 +24,12 @@ COUNTS: Counter[str] = Counter()
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Handles one connection of an exporter."""
+    """The handler of an exporter's connection."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Count the spans or metrics of an export."""
+        """Count the spans or metrics in an export request."""
         # Only the collector's process needs the extra "otel".
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -59,7 +59,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def scrape(url: str) -> None:
-    """Scrape the metrics periodically, once the server has started."""
+    """Scrape the metrics at `url` every `SCRAPE_SECONDS`. Retry more often until the server has started."""
     while True:
         wait = START_SECONDS
         with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
@@ -71,7 +71,7 @@ def scrape(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The options with which a server is started to be observed. By default, it is not observed."""
+    """The flags and environment variables with which a server is observed. By default, it is not observed."""
 
     flags: Sequence[str] = ()
     environment: Mapping[str, str] | None = None
@@ -79,7 +79,10 @@ class Watched:
 
 @contextlib.contextmanager
 def watching() -> Iterator[Watched]:
-    """Run a collector. Raises `RuntimeError` on exit if it has no spans, metrics or scrapes: nothing was observed then."""
+    """Run a collector, and yield the options for a server to observe.
+
+    On exit, raises `RuntimeError` if the collector has no spans, no metrics or no scrapes.
+    """
     admin = free_port()
     with running("benchmarks.collector", f"--scrape=http://127.0.0.1:{admin}/metrics") as collector:
         yield Watched([f"--server.admin-port={admin}"], {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})

@@ -1,7 +1,7 @@
 """An embeddings server that needs no model: `python -m benchmarks.embeddings --port N`.
 
 A vector contains the hashed counts of a text's words and letter sequences (feature hashing). Texts with similar letters have
-similar vectors, whatever they mean, which is the hardest case for a cache.
+similar vectors regardless of their meaning, which is the hardest case for a cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Concurrent clients with little overhead: raw protocols that read only as much of an answer as the figures need.
+"""Concurrent clients with little overhead, which parse an answer only as far as the figures need.
 
-Run them against any server: `python -m benchmarks.load http://127.0.0.1:8080 --api responses --streams 50`. Its upstream must
-be `benchmarks.upstream`, because the tokens' texts are the times at which they were sent.
+Run them with `python -m benchmarks.load http://127.0.0.1:8080 --api responses --streams 50`. The server's upstream must be
+`benchmarks.upstream`, because the text of each token is the time at which the token was sent.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class Plan:
     timeout: float = 60.0  # seconds after which open answers count as failed
 
     def body(self, api: str) -> bytes:
-        """Return the request's JSON for the named API."""
+        """Return the JSON body of a request to `api`, which is a key of `APIS`."""
         limit = "max_output_tokens" if api == "responses" else "max_tokens"
         body: dict[str, Any] = {"model": MODEL, limit: self.tokens, "stream": self.stream}
         if api == "responses":
@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and 99th percentile in milliseconds; NaN if there are no values."""
+    """Median and 99th percentile in milliseconds. Both are NaN if there are no values."""
 
     median: float
     p99: float
@@ -91,7 +91,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of a load. `lag` is measured from sending a token to receiving it, the other spreads from the request."""
+    """The results of a load. `lag` is the time from sending a token to receiving it. The other spreads start at the request."""
 
     answers: int
     failed: int
@@ -113,7 +113,7 @@ class Report:
 
 
 class Exchange:
-    """One request and its answer: its times and its tokens' lags in microseconds, and its failure, if any."""
+    """A request and its answer, with times and token lags in microseconds. `failure` is the reason if the exchange failed."""
 
     def __init__(self, api: Api, plan: Plan) -> None:
         self.failure: str | None = "timed out"
@@ -138,7 +138,7 @@ class Exchange:
             self._read(events, monotonic_us())
 
     def finish(self, status: int) -> None:
-        """Process the end of the answer, which had this HTTP `status`."""
+        """Process the end of an answer with this HTTP `status`."""
         tokens = len(self.lags)
         if status != 200:
             self.end(f"status {status}")
@@ -153,7 +153,7 @@ class Exchange:
             self.end(None)
 
     def end(self, failure: str | None) -> None:
-        """Record how the exchange ended. Only the first call has an effect."""
+        """Record the end of the exchange, with the reason if it failed. Only the first call has an effect."""
         if not self.done.done():
             self.failure, self.ended = failure, monotonic_us()
             self.done.set_result(None)
@@ -214,7 +214,7 @@ class Load:
     """The clients of a plan, which load one server."""
 
     def __init__(self, url: str, api: str, plan: Plan) -> None:
-        """`url` is the server's, like `http://127.0.0.1:8080`; `api` is a key of `APIS`."""
+        """`url` is the server's base URL, such as `http://127.0.0.1:8080`. `api` is a key of `APIS`."""
         address = urllib.parse.urlsplit(url)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
         self._api = APIS[api]
@@ -279,7 +279,7 @@ class Load:
 
 
 def percentile(ordered: list[int], share: float) -> float:
-    """Return the nearest-rank percentile of values in ascending order; NaN if there are none."""
+    """Return the nearest-rank percentile of values in ascending order, or NaN if there are no values."""
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
 

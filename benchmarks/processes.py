@@ -1,4 +1,4 @@
-"""Start, await, observe and reliably end the processes of a benchmark."""
+"""Start, monitor and reliably end the processes of a benchmark."""
 
 import atexit
 import contextlib
@@ -21,7 +21,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 RESERVATIONS = 100
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# The clock to read of a process (include/linux/posix-timers.h): the time that its threads ran.
+# The type of a process's clock (include/linux/posix-timers.h) that measures how long its threads have run.
 CPUCLOCK_SCHED = 2
 
 
@@ -30,14 +30,14 @@ _reservations: deque[socket.socket] = deque()
 
 @atexit.register
 def _release() -> None:
-    """Close the remaining sockets, because collecting an open socket gives a warning."""
+    """Close the remaining sockets, because Python warns when an open socket is garbage-collected."""
     while _reservations:
         _reservations.pop().close()
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers on 127.0.0.1."""
+    """A server that listens on 127.0.0.1."""
 
     pid: int
     port: int
@@ -50,7 +50,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and its descendants have used so far, according to the kernel."""
+    """The CPU time that a process and its descendants have used so far, and their resident memory."""
 
     cpu_seconds: float
     rss_bytes: int
@@ -58,10 +58,10 @@ class Usage:
 
 @contextlib.contextmanager
 def running(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run `python -m module *arguments --port <a free one>` as a server until the block ends.
+    """Run `python -m module *arguments --port <free port>` as a server until the context exits.
 
-    `environment` is added to the current environment. The block begins once `GET /v1/models` returns 200. Raises `RuntimeError`
-    with the output of the process if that takes longer than `START_SECONDS` or if the process exits.
+    `environment` is added to the current environment. Wait until `GET /v1/models` returns 200. Raises `RuntimeError` with the
+    output of the process if that takes longer than `START_SECONDS` or if the process exits.
     """
     port = free_port()
     with tempfile.TemporaryFile() as output:
@@ -83,7 +83,7 @@ def running(module: str, *arguments: str, environment: Mapping[str, str] | None 
 
 
 def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait for `GET /v1/models`. Return whether it returned 200 before the timeout and the end of the process."""
+    """Wait until `GET /v1/models` returns 200. Return False if the process exits first, or after `START_SECONDS`."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
@@ -96,7 +96,7 @@ def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End the process with SIGTERM, and after at most `STOP_SECONDS` the rest of its session with SIGKILL."""
+    """Send SIGTERM to the process, wait for it for up to `STOP_SECONDS`, then send SIGKILL to its whole session."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -108,8 +108,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def usage(pid: int) -> Usage:
     """Return the usage of the process `pid` and its descendants, including the CPU time of ended and awaited children.
 
-    CPU times of running processes are read from their own clocks, in nanoseconds. `/proc/<pid>/stat` would be too coarse: it
-    assigns each tick of 10 ms to the process that happens to run, so work started by a timer is counted too often or never.
+    CPU times of running processes are read from their own clocks, in nanoseconds. `/proc/<pid>/stat` would be too coarse. It
+    assigns each tick of 10 ms to the process that happens to run, so work started by a timer may be counted too often or not at
+    all.
     """
     tree = descendants(pid)
     seconds = ticks = pages = 0.0
@@ -140,10 +141,10 @@ def descendants(pid: int) -> dict[int, Sequence[bytes]]:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nothing listens on, and that stays free until a slow process uses it.
+    """Return a TCP port of 127.0.0.1 that no process listens on, and that is not returned again while a process starts slowly.
 
-    It is outside the range that the system assigns to connections. A UDP socket with the same number stays open, so that no
-    other caller gets the port, even in another process.
+    The port is outside the range that the system assigns to connections. A UDP socket with the same number stays open, so that
+    no other caller gets the port, not even in another process.
     """
     while True:
         port = random.randrange(10_000, 30_000)
@@ -162,7 +163,7 @@ def free_port() -> int:
 
 
 def raise_open_files() -> None:
-    """Let this process and its children open as many files as the system allows. Each stream takes one or two sockets."""
+    """Raise the limit of open files for this process and its children to the maximum. Each stream needs one or two sockets."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

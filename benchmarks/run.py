@@ -16,7 +16,7 @@ import orjson
 from benchmarks.processes import raise_open_files
 from benchmarks.scenarios import SCENARIOS, Bench, Figure, Outcome
 
-# The headings of the columns, of two lines each.
+# The headings of the columns, each with two lines.
 HEADS = {
     "cpu_us_per_token": ("CPU/token", "us"),
     "cpu_us_per_answer": ("CPU/answer", "us"),
@@ -39,7 +39,7 @@ PACKAGES = ("responses-mw", "starlette", "uvicorn", "uvloop", "httptools", "http
 
 
 def table(outcome: Outcome) -> str:
-    """Format the outcome's rows as a table."""
+    """Format the rows of the outcome as a table."""
     lines = [("", *(HEADS[name][line] for name in outcome.columns)) for line in (0, 1)]
     for subject, measurement in outcome.rows.items():
         lines.append((subject, *(cell(name, getattr(measurement, name)) for name in outcome.columns)))
@@ -51,7 +51,7 @@ def table(outcome: Outcome) -> str:
 
 
 def cell(name: str, value: float) -> str:
-    """Format a figure for a table."""
+    """Format a value of the column `name`."""
     if math.isnan(value):
         return "-"
     return f"{value:.0f}" if name in WHOLE else f"{value:.1f}"
@@ -66,7 +66,7 @@ def sentence(figure: Figure) -> str:
 
 
 def machine() -> dict[str, str | int | None]:
-    """Describe what the figures depend on besides the code."""
+    """Return the system, the number of cores, and the versions of Python and of the packages."""
     versions: dict[str, str | int | None] = {name: metadata.version(name) for name in PACKAGES}
     return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()} | versions
 
@@ -81,7 +81,7 @@ def run(name: str, bench: Bench) -> Outcome:
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
-    """Exit by an exception, so that every process that was started is ended."""
+    """Raise SystemExit, so that all processes that were started are ended."""
     sys.exit(128 + signum)
 
 
@@ -103,7 +103,7 @@ def main() -> None:
     outcomes: dict[str, Outcome] = {}
     for name in options.scenario or list(SCENARIOS):
         outcomes[name] = run(name, bench)
-        if options.json:  # after each, so that a scenario that fails does not lose the others' figures
+        if options.json:  # after each scenario, so that no figures are lost if a later one fails
             document = {"machine": machine(), "scenarios": outcomes}
             options.json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
 

@@ -1,6 +1,7 @@
-"""The scenarios. Each is a function that takes a `Bench` and returns an `Outcome`; `@scenario` registers it under its name.
+"""The scenarios. Each is a function that accepts a `Bench` and returns an `Outcome`.
 
-The first line of its docstring is printed as its title. The limits are the project's targets.
+`@scenario` registers the function under its name. The first line of the function's docstring is printed as the title. The
+limits of figures are the project's targets.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ OBSERVED = "responses-mw, observed"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: the API that the load uses, and the command of the server (empty: the upstream itself).
+    """What is measured: the API that the load uses, and the server's command. Without a command, the upstream is measured.
 
     An `observed` subject sends spans and metrics to a collector, which also scrapes its admin port.
     """
@@ -75,9 +76,9 @@ class Measurement:
 
 
 def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tuple[Measurement, Report]:
-    """Run `plan` against `server` (None: against the upstream itself) in a separate process.
+    """Run `plan` in a separate process against `server`, or against `upstream` if `server` is None.
 
-    Raises `RuntimeError` if the load itself fails. Failed answers are counted, not raised.
+    Return the figures and the report of the load. Raises `RuntimeError` if the load itself fails. Failed answers are counted.
     """
     watched = server or upstream
     before, upstream_before = usage(watched.pid), usage(upstream.pid)
@@ -107,7 +108,10 @@ def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tu
 
 
 def run_load(server: Server, api: str, plan: Plan) -> tuple[Report, int]:
-    """Run `plan` against `server`. Return its report and the server's maximum resident memory meanwhile, in bytes."""
+    """Run `plan` against `server`. Return the load's report, and the server's maximum resident memory during the load in bytes.
+
+    Raises `RuntimeError` if the load fails.
+    """
     options = dataclasses.asdict(plan)
     flags = ["--stream" if options.pop("stream") else "--no-stream"]
     flags += [f"--{name}={value}" for name, value in options.items()]
@@ -128,9 +132,9 @@ def run_load(server: Server, api: str, plan: Plan) -> tuple[Report, int]:
 
 
 def combine(rounds: Sequence[Measurement]) -> Measurement:
-    """Return the medians over the rounds. Answers and failures are added up.
+    """Return the medians over the rounds, except that answers and failures are added up.
 
-    For memory, return the maximum: later rounds reuse what the process allocated in the first one.
+    For memory, return the maximum, because later rounds reuse what the process allocated in the first round.
     """
     ways: dict[str, Callable[[list[float]], float]] = {"answers": sum, "failed": sum, "memory_kb_per_stream": max}
     names = [field.name for field in dataclasses.fields(Measurement)]
@@ -179,7 +183,7 @@ class Bench:
         first_byte_delay: float = 0,
         together: bool = False,
     ) -> dict[str, Measurement]:
-        """Return each subject's medians over the rounds. All use one upstream.
+        """Run `plan` against each subject in turn, with one upstream for all. Return each subject's medians over the rounds.
 
         `tokens_per_second` is the rate of each stream, where 0 is full speed. `first_byte_delay` is in seconds. `together`
         measures all subjects at the same time.
@@ -318,7 +322,7 @@ def background(bench: Bench) -> Outcome:
     rows = bench.compare(plan, (RELAY,), tokens_per_second=5)
     measured = measure_background(streams=plan.streams, followers=300, tokens=plan.tokens)
     ratio = measured.writer_cpu_us_per_token / rows[RELAY].cpu_us_per_token
-    # A thousand streams are too many for httpx's pool. The relay at its best is a harder target.
+    # httpx's pool is slow with a thousand streams. The relay with 50 streams is a harder target.
     few = bench.compare(Plan(streams=50, tokens=120, ramp=1.0), (RELAY,), tokens_per_second=40)
     ratio_to_few = measured.writer_cpu_us_per_token / few[RELAY].cpu_us_per_token
     figures = [

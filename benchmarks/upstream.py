@@ -65,7 +65,7 @@ class Stream:
         return self._left > 0 and not self.paused and not self._transport.is_closing()
 
     def start(self) -> None:
-        """Send the head and the role chunk."""
+        """Send the response headers and the role chunk."""
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         self._transport.write(head + chunked(self._chunk({"role": "assistant", "content": ""})))
 
@@ -88,19 +88,19 @@ class Stream:
 
 
 class Wheel:
-    """Gives all streams their turns with one timer.
+    """A scheduler that sends the tokens of all streams with one timer.
 
-    All streams have the same interval, so appending a stream's next turn keeps the queue in order.
+    All streams have the same interval, so the queue stays in order when a stream's next turn is appended.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
-        """`tokens_per_second` is the rate of each stream; 0 is as fast as the readers accept tokens."""
+        """`tokens_per_second` is the rate of each stream. With 0, tokens are sent as fast as the readers accept them."""
         self.interval = 1 / tokens_per_second if tokens_per_second else 0.0
         self._turns: deque[tuple[float, Stream]] = deque()
         self._armed = False
 
     def add(self, stream: Stream) -> None:
-        """Give `stream` a turn in every interval from now on, while it is waiting for turns."""
+        """Send a token of `stream` in every interval from now on, until the stream is no longer waiting."""
         if stream.waiting:
             self._turns.append((time.monotonic() + self.interval, stream))
             self._arm()
@@ -205,7 +205,7 @@ def usage(tokens: int) -> dict[str, int]:
 
 
 def completion(request: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """Return the answer to a `request` without streaming."""
+    """Return the answer to a `request` that is not streamed."""
     text = (TOKEN % monotonic_us()).decode() * tokens
     message = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
     return {
@@ -221,8 +221,8 @@ def completion(request: dict[str, Any], tokens: int) -> dict[str, Any]:
 async def serve(port: int, tokens_per_second: float, first_byte_delay: float) -> None:
     """Serve on 127.0.0.1 until cancelled.
 
-    `tokens_per_second` is the rate of each stream (0: as fast as possible). `first_byte_delay` is the delay of each answer's
-    status line in seconds.
+    `tokens_per_second` is the rate of each stream; 0 means as fast as possible. `first_byte_delay` is the delay of each
+    answer's status line in seconds.
     """
     wheel = Wheel(tokens_per_second)
     loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
-"""Compares WebSockets with server-sent events: the server's CPU per token, and the lag. `python -m benchmarks.websocket`.
+"""Compare the CPU per token and the lag of WebSockets and server-sent events: `python -m benchmarks.websocket`.
 
-In both cases, the same clients (aiohttp) request the same answers at the same rate. One plan has many more WebSockets open than
-it uses.
+In both cases, the same clients (aiohttp) request the same answers at the same rate. One plan also has many idle WebSockets.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ async def sockets(client: aiohttp.ClientSession, count: int) -> AsyncIterator[li
 
 
 async def measure(ours: Server, *, websockets: int) -> str:
-    """Measure `STREAMS` concurrent answers, each on one of `websockets` open WebSockets, or over HTTP if there are none.
+    """Measure `STREAMS` concurrent answers, each on one of `websockets` open WebSockets, or over HTTP if `websockets` is 0.
 
     Return the CPU of the server, the clients' lag behind the upstream, and the server's memory per open WebSocket, as text.
     """

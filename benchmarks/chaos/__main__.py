@@ -1,14 +1,15 @@
-"""Creates responses while processes are killed, stalled or drained and keys are damaged, then checks what clients saw.
+"""Create responses while processes are killed, stalled or drained and keys are damaged, then check what clients saw.
 
     scripts/chaos                                    100 jobs and 50 foreground requests, 60 seconds of faults
     scripts/chaos --seed 7 --faults drain stall_valkey
     scripts/chaos --jobs 24 --seconds 8              the short form, which is one of the tests
 
-It runs real processes: three replicas and a Valkey with an append-only file. The chat server runs in this process, and closes
-its connections like a process that ends. The seed determines the sequence of faults and of requests, but not their timing.
+Three replicas and a Valkey with an append-only file run as real processes. The chat server runs in this process, and aborts its
+connections to simulate a crash. The seed determines the sequence of faults and of requests, but not their timing.
 
-Each job is followed by a client that continues at another replica whenever its stream is interrupted. Another client cancels or
-deletes some of the jobs. Foreground requests alternate between streams and JSON, and take longer than a replica drains.
+Each job is followed by a client that continues at a random replica whenever its stream is interrupted. Another client cancels
+or deletes some of the jobs. Foreground requests alternate between streams and JSON, and take longer than the drain timeout of a
+replica.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WEIGHTS = {
 
 
 class Faults:
-    """Causes random faults, each at a target that it applies to."""
+    """Causes random faults, each in a suitable target."""
 
     def __init__(self, deployment: Deployment, jobs: Jobs, names: list[str]) -> None:
         self._deployment = deployment
@@ -125,7 +126,7 @@ class Faults:
             job.damaged = key
             both = self._deployment.redis.pipeline()
             both.delete(key)
-            both.rpush(key, "damage")  # none of them is a list
+            both.rpush(key, "damage")  # no key of a job is a list
             both.execute()
 
     async def damage_queue(self, _: Process, amount: float) -> None:

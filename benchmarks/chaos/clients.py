@@ -30,7 +30,7 @@ class Job:
     """The answer to its cancellation."""
     deleted: bool = False
     damaged: str = ""
-    """The damaged one of its keys, if any."""
+    """The name of its damaged key; empty if no key is damaged."""
     followed: bool = False
     """Whether its follower has read the stream to its end."""
 
@@ -53,7 +53,7 @@ class Jobs:
                 answer = await self._client.post(draw.choice(self._deployment.replicas).url, json=body)
                 if answer.status_code == 200:
                     break
-            question += "+"  # it is unknown whether that job was created, so ask a different question
+            question += "+"  # the job may have been created, so ask a different question
             await asyncio.sleep(0.2)
         job = Job(answer.json()["id"], question)
         self.jobs.append(job)
@@ -64,7 +64,7 @@ class Jobs:
         job.followed = True
 
     async def end_early(self, job: Job, draw: random.Random) -> None:
-        """Cancel or delete a job, or do neither."""
+        """Cancel the job, delete the job, or do nothing, at random."""
         what = draw.choices(["", "cancel", "delete"], [8, 2, 1])[0]
         if not what:
             return
@@ -83,7 +83,7 @@ class Jobs:
         self._deployment.checked[what] += 1
 
     async def follow(self, job: Job, draw: random.Random) -> bool:
-        """Read the stream from where the last call stopped. Return whether it has reached its end."""
+        """Read the job's stream from where the last call stopped. Return whether no more events will follow."""
         params = {"stream": "true"} | ({"starting_after": str(len(job.events) - 1)} if job.events else {})
         url = f"{draw.choice(self._deployment.replicas).url}/{job.response_id}"
         with suppress(httpx.HTTPError):
@@ -147,7 +147,7 @@ class Jobs:
         return [f"({job.damaged} is damaged) answers GET with {answer.status_code}: {answer.text[:200]}"]
 
     def unfinished(self) -> list[str]:
-        """Return problems with unfinished jobs and leftover keys, including jobs whose creation failed for the client."""
+        """Return a problem for each unfinished job and leftover key, also for jobs whose creation failed for the client."""
         client = self._deployment.redis
         damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
         records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))
@@ -211,7 +211,7 @@ class Foreground:
             await asyncio.sleep(0.5)
 
     async def _attempt(self, replica: Process, body: dict[str, Any]) -> bool:
-        """Return whether the request was served."""
+        """Send the request once and check the answer. Return whether the request was served."""
         began, before = asyncio.get_running_loop().time(), self._faults(replica, "ended")
         status, data, whole = 0, b"", False
         try:
@@ -224,7 +224,7 @@ class Foreground:
             return False
         except httpx.HTTPError as error:
             data += f" ({error!r})".encode()
-        faults = set(self._faults(replica, "begun") - before) - {"damage_job", "damage_queue"}  # these must not affect it
+        faults = set(self._faults(replica, "begun") - before) - {"damage_job", "damage_queue"}  # without effect on answers
         problems = _faults_of_answer(body, status, data, whole, faults, replica.drained - began)
         self._deployment.problems += [f"{body['input']} (stream: {body['stream']}): {problem}" for problem in problems]
         self._deployment.checked["drained foreground requests"] += "drain" in faults and began < replica.drained
@@ -233,7 +233,7 @@ class Foreground:
         return status == 200
 
     def _faults(self, replica: Process, state: str) -> Counter[str]:
-        """Count the faults that have `begun` or `ended` and may affect a request to the replica."""
+        """Return the number of faults in the given `state` (`begun` or `ended`) that may affect a request to the replica."""
         targets = (replica, self._deployment.valkey, self._deployment.upstream)
         return sum((getattr(target, state) for target in targets), Counter())
 
@@ -244,7 +244,7 @@ class Foreground:
         restarts = replica.restarts
         while self._deployment.valkey.begun != self._deployment.valkey.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-        if replica.restarts == restarts:  # otherwise, its pending undo is lost
+        if replica.restarts == restarts:  # after a restart, the pending undo is lost
             self.unstored.add(document["id"])
 
     async def check(self) -> None:
@@ -272,7 +272,8 @@ def _faults_of_answer(
 ) -> list[str]:
     """Return the problems of a foreground answer.
 
-    `faults` happened during it. `before_drain` is the time from its request to a SIGTERM in seconds.
+    `faults` are the faults that may have affected the answer. `before_drain` is the time from the request to the replica's last
+    SIGTERM in seconds.
     """
     if not whole:
         is_young = "stall" in faults or before_drain < 2  # its connection may not have been accepted yet

@@ -30,7 +30,7 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
 
 class Target:
-    """A target of faults, which has one fault at a time. A fault counts as ended once its effects should be over."""
+    """A target of faults, with at most one fault at a time. A fault counts as ended once its effects should be over."""
 
     def __init__(self) -> None:
         self.busy = asyncio.Lock()
@@ -51,7 +51,7 @@ class Upstream(Target):
         """How often each question was asked and not refused, excluding requests to continue an answer."""
         self.continued = 0
         self.overload: int | None = None
-        """The HTTP status of all answers during an overload; None otherwise."""
+        """The HTTP status of all answers during an overload. None if there is no overload."""
 
     def start(self) -> None:
         config = uvicorn.Config(self, port=self.port, log_level="error", lifespan="off", ws="none")
@@ -59,7 +59,7 @@ class Upstream(Target):
         self.serving = asyncio.create_task(self.server.serve())
 
     async def end(self) -> None:
-        """Close all connections abruptly, like a process that ends."""
+        """Stop the server and abort all connections, as if its process had ended."""
         self.server.should_exit = self.server.force_exit = True
         await self.serving
         for connection in list(self.server.server_state.connections):
