@@ -114,7 +114,7 @@ async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
 async def _run_all(
     client: aiohttp.ClientSession, streams: int, followers: int, tokens: int, ramp: float = RAMP_SECONDS
 ) -> tuple[list[int], int]:
-    """Run the responses, and follow the first `followers` of them until they end. The responses start over `ramp` seconds.
+    """Run `streams` responses, which start over `ramp` seconds, and follow the first `followers` responses to their end.
 
     Return the followers' lags in microseconds while all responses were running, and the number of incomplete responses.
     """

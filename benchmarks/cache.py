@@ -108,7 +108,7 @@ async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str,
 async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
     """Measure each kind of request in several rounds, because the speed of a shared machine changes from second to second.
 
-    A round has `repeats` requests of each kind, or a tenth of that number if they reach the upstream.
+    A round has `repeats` requests of each kind. Kinds that reach the upstream have a tenth of that number.
     """
     async with aiohttp.ClientSession(ours.url) as http:
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-# Neither transport may queue streams, because a thousand streams are open at once. For aiohttp, a limit of 0 means no limit, and
-# None means the default of 100.
+# Neither transport may queue streams, because a thousand streams are open at once. In aiohttp, 0 means no limit, and None means
+# its default of 100.
 TRANSPORTS: dict[str, Callable[[], httpx.AsyncBaseTransport]] = {
     "httpx": lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),
     "aiohttp": lambda: AiohttpTransport(limits=httpx.Limits(max_connections=0)),

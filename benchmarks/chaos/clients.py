@@ -30,7 +30,7 @@ class Job:
     """The answer to its cancellation."""
     deleted: bool = False
     damaged: str = ""
-    """The name of its damaged key; empty if no key is damaged."""
+    """The name of the job's damaged key, or an empty string."""
     followed: bool = False
     """Whether its follower has read the stream to its end."""
 

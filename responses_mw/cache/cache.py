@@ -1,9 +1,9 @@
-"""The response cache: look up answers, store them, and compute an answer only once when several requests need it at a time.
+"""The response cache: look up answers, store them, and compute an answer only once when equal requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
 2. An exact hit is an answer to the same request. A semantic hit is an answer to a request of the same partition whose text is
-   similar enough and is accepted by the guard. The exact lookup comes first. Meanwhile, the embedding is computed. It is
-   cancelled on an exact hit.
+   similar enough and is accepted by the guard. The exact lookup comes first. The embedding is computed at the same time, and
+   is cancelled on an exact hit.
 3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
    the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
 4. A purge starts a new generation. An answer is stored only if the generation is still that of its lookup, so an answer begun
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 MAX_WAIT = 5.0
 """Maximum seconds that a request waits for an equal request in progress. Most answers are complete by then."""
 MAX_ENTRY_BYTES = 1024 * 1024
-"""Maximum size of a cached answer: a few times the longest text that a model writes."""
+"""Maximum size of a cached answer in bytes, a few times the size of the longest text that a model writes."""
 LEASE = 5.0
 """Seconds after which a flight expires unless it is renewed."""
 STREAM_WAIT = 1.0
 """Maximum seconds that a streaming request waits for an equal request, because its client expects a first event."""
 _NEAR = 0.15
-"""A miss reports the similarity of the nearest text if it is at most this much below the threshold."""
+"""Maximum difference between the threshold and a lower similarity that a miss reports."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)

@@ -213,7 +213,7 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
-    """Return the texts of a finished answer, or None if it is not cacheable.
+    """Return the texts of a finished answer, or None if the answer is not cacheable.
 
     An answer is not cacheable if it failed, is incomplete, is a refusal, has a tool call, or contains anything that a replay
     would lose. For an upstream with a Responses API, `summary` is whether a replay turns reasoning into a summary. For a Chat

@@ -91,7 +91,7 @@ KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals",
 _LISTS = (*KINDS, "names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms", "words")
 _ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
 _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
-"""Lists that show that a text has content. If all of them are empty, the text only refers to its context."""
+"""Lists of words that have a meaning without context. A text with none of these words is not `plain`."""
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:

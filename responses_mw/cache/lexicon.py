@@ -275,7 +275,7 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """Return the article in a question about one thing: `the`, or `none` if it has no article.
+    """Return the article in a question about one thing: `the`, or `none` if there is no article.
 
     Return an empty string for "a", for plurals and for other questions. The result distinguishes *the time* from *time*, and
     *a light* from *light*.

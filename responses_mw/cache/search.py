@@ -55,7 +55,7 @@ class Scan:
         self._partitions: dict[tuple[str, str], _Partition] = {}
         """Partitions by name and space, with the least recently used one first."""
         self._latest: str | None = None
-        """The space of the last vector that was searched for; None before the first search."""
+        """The space of the last vector that was searched for. None before the first search."""
 
     def stored(self, vector: Vector) -> tuple[str, bytes]:
         """Return the space and the encoded form of `vector`."""
@@ -155,7 +155,7 @@ class _Partition:
         return self.generation, self.last, self.removals
 
     def hold(self, entry: str, record: bytes, expiry: int) -> None:
-        """Keep a record in memory until `expiry` (ms). If the records would become too large, remove all other records."""
+        """Store a record and its `expiry` (ms) in memory. If the records would become too large, remove all other records."""
         self._forget(entry)
         if self._record_bytes + len(record) > _MAX_RECORD_BYTES:
             self._drop_records()

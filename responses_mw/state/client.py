@@ -35,8 +35,8 @@ Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
 # A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
 
-# How each failure is reported, and whether it may be temporary. The first matching class applies, so specific classes come
-# first.
+# The reason reported for each failure, and whether the failure may be temporary. The first matching class applies, so specific
+# classes come first.
 _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (TimeoutError, "it did not answer in time", True),
     (exceptions.TimeoutError, "it did not answer in time", True),
@@ -92,7 +92,7 @@ class Client:
         self._probes: dict[str, _Probe] = {}
         self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
         self.shared_secret: str | None = None
-        """The secret of the processes that share an embedded server; None for other servers."""
+        """The secret of the processes that share an embedded server. None for other servers."""
 
     @property
     def away_for(self) -> float:
@@ -192,7 +192,7 @@ class Client:
         return reply
 
     def damage(self, key: Value, reason: str) -> Damaged:
-        """Count a damaged key in the metrics, and return the error to raise.
+        """Record a damaged key in the metrics, and return the error to raise.
 
         The key and the `reason` are logged unless another key of the same kind was logged within the last minute.
         """

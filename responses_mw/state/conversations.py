@@ -80,7 +80,7 @@ class Conversations:
             raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """Return the items of the conversation with `tag` up to the counter `seen`, or None if it does not exist."""
+        """Return the items of the conversation with `tag` up to the counter `seen`. Return None if it was deleted."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -139,7 +139,7 @@ class Conversations:
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
         """Run a script and return its reply without the verdict, or None if the item in `args` does not exist.
 
-        Raises Missing if the owner has no such conversation, and NewerRecord.
+        Raises Missing, NewerRecord and OverBound for the verdicts that `check_answer` knows.
         """
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)

@@ -119,7 +119,7 @@ class Damaged(StateUnavailable):
 
 
 class Fenced(Exception):
-    """Another worker has taken over the response, or its record is gone."""
+    """Another worker has taken over the response, or the response's record no longer exists."""
 
 
 class EmbeddedFailed(StartupError):
@@ -127,7 +127,7 @@ class EmbeddedFailed(StartupError):
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:
-    """Raise the error for a script's verdict if it is `missing`, `newer` or `bound`. Ignore other verdicts.
+    """Raise the error for a script's verdict `missing`, `newer` or `bound`. Ignore other verdicts.
 
     `kind` and `object_id` describe the missing object. Raises Missing, NewerRecord or OverBound.
     """

@@ -47,7 +47,7 @@ class Reservation:
         return verdict.decode(), rest[0].decode() if rest and rest[0] is not None else None
 
     async def renew(self) -> None:
-        """Extend the lease to `LEASE` seconds from now, unless it has expired."""
+        """Extend the lease to `LEASE` seconds from now, unless the lease has expired."""
         await self._update(LEASE)
 
     async def name(self, response_id: str) -> bool:

@@ -102,7 +102,7 @@ class Jobs:
     ) -> Taken:
         """Lease the job to `worker` for `lease` seconds if its state permits that. Raises NewerRecord.
 
-        `why` is `run` to run the job, `settle` to end the job if it is lost, or `cancel` to end the job even if another worker
+        `why` is `run` to run the job, `settle` to end a lost job, or `cancel` to end the job even if another worker
         holds it. If `owner` is given, the verdict on a job of another owner is `missing`.
         """
         token = random_part()
@@ -161,8 +161,8 @@ class Jobs:
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
         """Release the job for a retry after an upstream `error`.
 
-        The job fails when it has made no progress for `seconds` after such an error. `is_attempt` is whether this run counts as
-        one of the job's attempts. Return False if another worker holds the job or the job has ended.
+        The job is retried until it has made no progress for `seconds` since its first error. Then it fails. `is_attempt` is
+        whether this run counts as one of the job's attempts. Return False if another worker holds the job or the job has ended.
         """
         args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
@@ -242,7 +242,7 @@ class Jobs:
     async def end(self, response_id: str) -> int | None:
         """Return the number of the last event, or None if the response has not ended.
 
-        Raises Missing if there is no such background response.
+        Raises Missing if the background response does not exist.
         """
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
@@ -282,10 +282,10 @@ class Queue:
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Add a waiting job again if it was lost in a failover or by a change of `partitions`. Return whether it was lost.
+        """Add a waiting job that is not in the queue, because of a failover or a change of `partitions`.
 
-        Call this for a job that is waiting according to its record. If the job has ended since, the worker that claims it
-        drops it.
+        Return whether the job was added. Call this for a job that is waiting according to its record. If the job
+        has ended since, the worker that claims the job drops it.
         """
         entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
         return entered == 1

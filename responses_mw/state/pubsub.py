@@ -194,7 +194,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
-    """Return the next message. Ping a silent server, and raise TimeoutError if it does not answer the ping."""
+    """Return the next message. If none arrives, ping the server. Raises TimeoutError if the server does not answer."""
     message = await connection.get_message(timeout=SILENCE)
     if message is None:
         await connection.ping()

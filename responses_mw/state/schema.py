@@ -232,7 +232,7 @@ def unpack_events(packed: bytes, stem: str) -> bytes:
 
 
 def pack(text: bytes) -> bytes:
-    """Encode a JSON text for storage. Compress it if it has at least `COMPRESS_FROM` bytes."""
+    """Encode a JSON text for storage. Texts of at least `COMPRESS_FROM` bytes are compressed."""
     if len(text) < COMPRESS_FROM:
         return b"J" + text
     return b"Z%d:" % len(text) + compress(text)
@@ -249,7 +249,7 @@ def unpack(blob: bytes) -> Any:
 def _text(blob: bytes, start: int) -> bytes | memoryview:
     """Return the JSON text of the value that begins at index `start` of `blob`.
 
-    Raises NewerRecord if its form is unknown, and one of `_NO_JSON` if it is damaged.
+    Raises NewerRecord if the value's form is unknown, and one of `_NO_JSON` if the value is damaged.
     """
     form = blob[start]
     if form == _PLAIN:

@@ -45,7 +45,7 @@ class Health:
     used_memory    bytes in use
     max_memory     maxmemory in bytes; 0 means no limit
     persistent     whether the append-only file is enabled
-    fault          the warning that explains why new responses are not stored now; empty if they are stored
+    fault          the warning that explains why new responses are not stored now, or an empty string
     warnings       sentences for the operator
     errors         sentences that explain why the server must not start
     """

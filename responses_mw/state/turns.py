@@ -38,7 +38,7 @@ CALLS_AT_ONCE = 8
 
 @dataclass(slots=True)
 class _Known:
-    """The turns of a conversation that are in memory: the beginning of each of its segments."""
+    """The turns of a conversation that are in memory. `segments` has the first turns of each segment."""
 
     read_at: float = 0.0
     size: int = 0

@@ -69,7 +69,7 @@ class Usage:
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
-        """Add the entry `name` for `seconds`, unless the owner already has `maximum` entries. Return whether it was added."""
+        """Add the entry `name` for `seconds`, unless the owner has `maximum` other entries. Return whether the entry exists."""
         entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
         return entered == 1
 

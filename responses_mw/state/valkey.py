@@ -57,7 +57,7 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @asynccontextmanager
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Yield a client for the Valkey that all processes of `group` share. Start it unless it is running.
+    """Yield a client for the Valkey that all processes of `group` share. Start this Valkey if necessary.
 
     Raises EmbeddedFailed if Valkey does not start or its directory cannot be used.
     """
@@ -110,7 +110,7 @@ def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
 
 
 async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -> None:
-    """Wait until the server answers. Raises EmbeddedFailed if it ends or takes longer than `_START_SECONDS`."""
+    """Wait until the server answers. Raises EmbeddedFailed if the server ends, or after `_START_SECONDS`."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:
         try:
@@ -150,7 +150,7 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
 
 
 async def _join(group: int, stack: ExitStack) -> Path:
-    """Create the group's directory unless it exists, lock `users` until `stack` is closed, and return the directory.
+    """Create the group's directory if necessary, lock its file `users` until `stack` is closed, and return the directory.
 
     Retry if a keeper removes the directory meanwhile. Raises EmbeddedFailed if other users can access the directory.
     """
