@@ -212,9 +212,9 @@ class Drain:
             await asyncio.sleep(_DRAIN_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Return whether the current task, which was cancelled, has outlasted the time to finish.
+        """Return whether the current task was cancelled because the time to finish is over. Call this in a cancelled task.
 
-        If it has, undo the cancellation. Otherwise, the server would log the cancellation with a traceback.
+        If the result is True, the cancellation is undone, because the server would log it with a traceback.
         """
         task = asyncio.current_task()
         if not self.is_over or task is None:

@@ -103,7 +103,7 @@ class TurnLoop:
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
-        """Prepare the tools, compact the history if that is due, and begin the first turn.
+        """Prepare the tools, make a compaction if one is due, and begin the first turn.
 
         The turn does not begin if a compaction or approved calls precede it, or if another worker has completed the last turn.
         """
@@ -142,7 +142,7 @@ class TurnLoop:
         """Finish the `turn` that was read, run its tool calls, and begin the next turn if there is one.
 
         Another turn follows if tool calls were run or left out, no call is for the client, and `turn` was not the last allowed
-        turn. If a compaction is due, it precedes the next turn.
+        turn. If a compaction is due, it precedes the next turn. Yields the events of all these steps.
         """
         assembler = run.assembler
         events = assembler.end_turn()

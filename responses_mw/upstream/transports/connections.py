@@ -87,7 +87,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A connection of the pool. While it is idle, it is the protocol of its transport, and closes when it receives any data."""
+    """A connection in the pool. While it is idle, it is the protocol of its transport, and closes when it receives any data."""
 
     transport: asyncio.Transport
 

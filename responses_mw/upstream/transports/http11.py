@@ -81,7 +81,7 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
 
 class StaleConnection(httpx.ReadError):
-    """The server had closed the reused connection before the request reached it."""
+    """The server had closed the reused connection before the request arrived."""
 
 
 def _origin(url: httpx.URL) -> Origin:
