@@ -120,7 +120,7 @@ def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 class BodyRefused(Exception):
-    """A response body is compressed or too large. The message completes "The server sent ..."."""
+    """A response body is compressed or too large. The error's message completes "The server sent ..."."""
 
 
 def check_uncompressed(response: httpx.Response) -> None:

@@ -14,7 +14,7 @@ _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"})
 _EXPIRED, _OTHER_NAMES = 10, frozenset({62, 64})
 _UNTRUSTED = frozenset({18, 19, 20, 21})
-"""Results of OpenSSL's verification (X509_V_ERR_...)."""
+"""Error codes of OpenSSL's certificate verification (X509_V_ERR_...)."""
 
 _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, "its name is not known"),

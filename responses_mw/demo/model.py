@@ -185,7 +185,7 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def _count(request: ChatRequest) -> Reply | None:
-    """Count, as in "Count to 20" or "Count from 5 to 1"."""
+    """Reply with numbers to texts such as "Count to 20" or "Count from 5 to 1"."""
     found = re.search(r"\bcount (?:from (\d{1,4}) )?to (\d{1,4})\b", request.user_text, re.IGNORECASE)
     if found is None:
         return None

@@ -328,7 +328,7 @@ class Answer:
 
 
 def create_upstream(pace: float = 0.0) -> Starlette:
-    """Create the application, with the models `demo` and `demo-thinker`. A token takes `pace` seconds."""
+    """Create the ASGI application with the models `demo` and `demo-thinker`. They generate a token every `pace` seconds."""
 
     async def health(request: Request) -> Response:
         return Response()

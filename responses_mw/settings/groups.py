@@ -40,11 +40,11 @@ class UpstreamSettings(Group):
     url: BaseURL | None = None
     """URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"""
     api_key: SecretStr | None = None
-    """API key for the upstream, instead of the caller's; proxied requests get it only if callers need API keys"""
+    """API key sent to the upstream instead of the caller's credential; with proxied requests only if auth.api_keys is set"""
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = "auto"
     """type of the upstream server; auto detects it"""
     api: Literal["chat", "responses"] = "chat"
-    """upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state is stored here)"""
+    """upstream API: /v1/chat/completions, or the upstream's own /v1/responses; in both cases, this server stores the state"""
     think_tag: str | None = None
     """tag that encloses reasoning in the model's text, e.g. think"""
     forward_headers: Names = Field(
@@ -88,7 +88,7 @@ class ServerSettings(Group):
     log_format: Literal["human", "json"] = "human"
     """format of log records"""
     admin_port: int = Field(0, ge=0, le=65535)
-    """port of /livez, /readyz and /metrics; 0 disables it"""
+    """port of /livez, /readyz, /metrics and /usage; 0 disables the port"""
     admin_host: str = "127.0.0.1"
     """address of the admin port"""
     drain_timeout: Duration = Field(30.0, ge=0)
@@ -102,11 +102,11 @@ class ServerSettings(Group):
     unknown_fields: Literal["forward", "refuse"] = "forward"
     """unknown fields of a request: forward them to the upstream, or refuse them with a 400"""
     max_websockets: int = Field(5000, ge=0)
-    """maximum WebSockets of this process; an owner may have a fifth of them; 0 refuses upgrades with 426"""
+    """maximum number of WebSockets of this process; an owner may have a fifth of this number; 0 refuses upgrades with 426"""
 
 
 class RedisSettings(Group):
-    """Where the state is stored."""
+    """The Redis that stores the state."""
 
     url: SecretStr | None = None
     """Redis URL: redis://, rediss://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)"""
@@ -124,7 +124,7 @@ class StateSettings(Group):
     ttl: WholeDuration = Field(7 * 24 * 3600, gt=0)
     """lifetime of a stored response; continuing it extends the lifetime of its history"""
     required: bool = False
-    """refuse a request with 503 if its response cannot be stored, instead of answering unstored"""
+    """refuse a request with 503 if its response cannot be stored, instead of sending an unstored response"""
 
 
 class AuthSettings(Group):
@@ -133,7 +133,7 @@ class AuthSettings(Group):
     secret_keys: Secrets = Field([])
     """secrets of at least 32 characters, equal on all replicas; the first is used to encrypt, all are used to decrypt"""
     api_keys: Names = Field([])
-    """API keys as name:sha256:hash, or @PATH of a file with one per line; requests without one are then refused"""
+    """API keys as name:sha256:hash, or @PATH of a file with one key per line; if set, requests without a key are refused"""
     tenant_header: str | None = None
     """header in which a trusted gateway names the owner (unset: the credential is the owner)"""
     tenant_keys: Names = Field([])
@@ -162,7 +162,7 @@ class JobSettings(Group):
     """Background responses."""
 
     concurrency: int = Field(32, ge=0)
-    """maximum background responses that run in this process; 0 runs none"""
+    """maximum number of background responses that run in this process at a time; 0 runs none"""
     lease: Duration = Field(15.0, gt=0)
     """time after which the background response of a lost worker is taken over"""
 
@@ -171,13 +171,13 @@ class CacheSettings(Group):
     """The response cache."""
 
     mode: Literal["off", "exact", "semantic"] = "off"
-    """cache mode: exact serves equal requests, semantic also requests with the same meaning"""
+    """cache mode: exact answers equal requests from the cache, semantic also requests with the same meaning"""
     ttl: WholeDuration = Field(3600, gt=0)
     """maximum lifetime of a cached answer"""
     embedding_model: str | None = None
     """embedding model; required for the semantic cache"""
     embedding_url: BaseURL | None = None
-    """URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"""
+    """URL of the server with /v1/embeddings (unset: the upstream, with the caller's credential)"""
     embedding_api_key: SecretStr | None = None
     """API key for embedding_url"""
     threshold: float = Field(0.95, ge=0, le=1)
@@ -228,7 +228,7 @@ class SearchSettings(Group):
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: ServerURL | None = None
-    """URL of the provider; required for SearXNG, the others have a default"""
+    """URL of the provider; required for SearXNG; the other providers have default URLs"""
     api_key: SecretStr | None = None
     """API key for the search provider"""
 
@@ -247,18 +247,18 @@ class CompactionSettings(Group):
     prompt: str | None = None
     """instruction to summarize a history (unset: a built-in one)"""
     threshold: int = Field(100_000, gt=0)
-    """tokens above which context_management compacts if it has no compact_threshold"""
+    """number of tokens above which a history is compacted if context_management has no compact_threshold"""
 
 
 class LimitSettings(Group):
     """Limits of a request, of a response and of an owner."""
 
     requests_per_minute: int = Field(0, ge=0)
-    """maximum responses that an owner may request per minute on all replicas; 0 is unlimited"""
+    """maximum number of responses that an owner may request per minute on all replicas; 0 is unlimited"""
     streams: int = Field(0, ge=0)
-    """maximum open streams of an owner; 0 is unlimited"""
+    """maximum number of open streams of an owner; 0 is unlimited"""
     background: int = Field(0, ge=0)
-    """maximum unfinished background responses of an owner; 0 is unlimited"""
+    """maximum number of unfinished background responses of an owner; 0 is unlimited"""
     stored_bytes: Size = Field(0, ge=0)
     """maximum size of an owner's stored responses and conversations; 0 is unlimited"""
     max_request_bytes: Size = Field(32 * 1024**2, gt=0)

@@ -67,7 +67,7 @@ class Query:
     characters: int = 1_000
 
     def admits(self, url: str) -> bool:
-        """Return whether the domain filters accept a result with this URL."""
+        """Return whether a result with this URL passes the domain filters."""
         if not self.allowed and not self.blocked:
             return True
         try:
