@@ -90,7 +90,7 @@ def watching() -> Iterator[Watched]:
             counts = json.load(answer)
         missing = [name for name in ("spans", "metrics", "scrapes") if not counts.get(name)]
         if missing:
-            raise RuntimeError(f"the observed server was not observed: no {', '.join(missing)}")
+            raise RuntimeError(f"the collector has no {', '.join(missing)}")
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def cell(name: str, value: float) -> str:
 
 
 def sentence(figure: Figure) -> str:
-    """Format a figure and whether it meets its limit."""
+    """Return a line of text with a figure, its limit, and whether the figure meets the limit."""
     text = f"{figure.name}: {figure.value:.2f} {figure.unit}".rstrip()
     if figure.limit is None:
         return text

@@ -22,7 +22,7 @@ BODY = {"model": MODEL, "input": PROMPT, "store": False, "max_output_tokens": TO
 
 
 async def by_sse(client: aiohttp.ClientSession, seen: list[int]) -> bool:
-    """Request one streamed answer. Return whether it was complete."""
+    """Request one streamed answer. Return whether the answer was complete."""
     async with client.post("/v1/responses", json={**BODY, "stream": True}) as answer:
         last = b""
         async for data in answer.content.iter_any():
@@ -32,7 +32,7 @@ async def by_sse(client: aiohttp.ClientSession, seen: list[int]) -> bool:
 
 
 async def by_websocket(socket: aiohttp.ClientWebSocketResponse, seen: list[int]) -> bool:
-    """Request one answer on a connection. Return whether it was complete."""
+    """Request one answer on a WebSocket. Return whether the answer was complete."""
     await socket.send_str(json.dumps({"type": "response.create", **BODY}))
     async for message in socket:
         data: bytes = message.data.encode()
@@ -49,7 +49,7 @@ def _note(data: bytes, seen: list[int]) -> None:
 
 @contextlib.asynccontextmanager
 async def sockets(client: aiohttp.ClientSession, count: int) -> AsyncIterator[list[aiohttp.ClientWebSocketResponse]]:
-    """Yield `count` open connections."""
+    """Open `count` WebSockets, and close them on exit."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(client.ws_connect("/v1/responses", max_msg_size=0)) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""The clients of background and foreground responses, and the checks of what they see."""
+"""Clients of background and foreground responses, and checks of the results that the clients receive."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Job:
     response_id: str
     question: str
     events: list[bytes] = field(default_factory=list)
-    """The frames that its follower has read."""
+    """The frames that the job's follower has read."""
     cancelled: dict[str, Any] | None = None
-    """The answer to its cancellation."""
+    """The answer to the job's cancellation; None if the job was not cancelled."""
     deleted: bool = False
     damaged: str = ""
     """The name of the job's damaged key, or an empty string."""
     followed: bool = False
-    """Whether its follower has read the stream to its end."""
+    """Whether the job's follower has read the stream to the end."""
 
 
 class Jobs:
-    """Creates and follows jobs, and cancels or deletes some of them."""
+    """Creates and follows jobs, and cancels or deletes some jobs."""
 
     def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
         self._deployment = deployment
@@ -136,7 +136,7 @@ class Jobs:
         return problems
 
     async def _check_damaged(self, job: Job) -> list[str]:
-        """Check that the job has ended or reports the damage."""
+        """Check that a job with a damaged key has ended, or that GET reports the damage. Return the problems."""
         answer = await self._get(job.response_id)
         if answer.status_code == 404 and job.deleted:
             return []
@@ -191,7 +191,7 @@ def _faults_of_job(job: Job, log: list[dict[str, Any]], document: dict[str, Any]
 
 
 class Foreground:
-    """Foreground requests. Each is retried until it is served."""
+    """Sends foreground requests, and repeats each request until it is served."""
 
     def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
         self._deployment = deployment
@@ -202,7 +202,7 @@ class Foreground:
         """Responses that reported `store: false`, and whose replica had enough time to undo a commit."""
 
     async def ask(self, number: int) -> None:
-        """Send a foreground request until it is served."""
+        """Send a foreground request, and repeat it until a replica serves it."""
         draw = self._deployment.draw(f"foreground {number}")
         for attempt in itertools.count():
             body = {"model": "tiny", "input": f"long {number}.{attempt}", "stream": number % 2 == 0}

@@ -39,7 +39,7 @@ class Target:
 
 
 class Upstream(Target):
-    """A chat server in this process. It answers with 30 tokens in 1.5 seconds, or with 80 in 4 seconds to a long question.
+    """A chat server in this process. Answers take 1.5 seconds (30 tokens), or 4 seconds (80 tokens) if the question is long.
 
     Like vLLM, it can continue a message, and converts between prompts and tokens. In prompts, each character is a token.
     """
@@ -222,7 +222,7 @@ class Deployment:
         return sum((target.begun for target in (self.upstream, self.valkey, *self.replicas)), Counter())
 
     def check_logs(self) -> None:
-        """Report a problem for each replica whose log contains a traceback."""
+        """Add a problem for each replica whose log contains a traceback."""
         for replica in self.replicas:
             if b"Traceback" in replica.log.read_bytes():
                 self.problems.append(f"{replica.log.name} has a traceback")

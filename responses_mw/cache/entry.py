@@ -265,7 +265,7 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 
 
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
-    """Return the entry of `owner` under `exact`.
+    """Decode the entry of `owner` with the exact key `exact`.
 
     Raises `ValueError` if the record is damaged, sealed with another key, or was stored under another key or owner.
     """

@@ -163,7 +163,7 @@ def _question_mark(text: str) -> str:
 
 
 def _keeps_meaning(letter: str) -> bool:
-    """Return whether NFKC preserves the meaning of `letter`: 10² is not 102."""
+    """Return whether NFKC preserves the meaning of `letter`. It does not for 10², which would become 102."""
     return not unicodedata.decomposition(letter).startswith(_CHANGES_MEANING)
 
 

@@ -108,7 +108,7 @@ _BRITISH = (
     (re.compile(r"(?<=\w\w\w)is(?=(?:e[sd]?|ing|ers?|ations?)$)"), "iz"),
     (re.compile(r"(?<=ly)s(?=(?:e[sd]?|ing|ers?)$)"), "z"),
 )
-"""A result that is not a word does no harm, because it is only compared."""
+"""Replacements of British endings. A result that is not a word does no harm, because results are only compared."""
 
 
 class Word(NamedTuple):
@@ -187,7 +187,7 @@ def _words(text: str, case: str) -> list[Word]:
 
 
 def _split_apostrophe(lower: str, case: str) -> list[Word]:
-    """Split a word at its apostrophe, and expand it."""
+    """Split a word at its apostrophe, and expand the suffix if it is a contraction."""
     stem, _, suffix = lower.rpartition("'")
     if lower.endswith("n't") and lower != "n't":
         return [Word(lower[:-3]), Word("not")]
@@ -367,7 +367,7 @@ def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
 
 
 def _with_setting_last(words: list[Word]) -> list[Word]:
-    """Move a language or a program at the front (in Python, how do I ...) to the end."""
+    """Move a language or a program from the front of a question (in Python, how do I ...) to the end."""
     if len(words) < 5 or words[0].text != "in" or words[1].text not in SETTINGS:
         return words
     rest = words[3:] if words[2].text == "," else words[2:]

@@ -177,7 +177,7 @@ class Miss:
     vector: Task[Vector | None] | None = None
     """The embedding of the text, until the answer is stored or given up."""
     signature: Signature | None = None
-    """The signature of the text, once it has been computed."""
+    """The signature of the text. None until the signature is needed."""
     reason: str = "not_found"
     nearest: float | None = None
     """Similarity of the nearest text, if the reason concerns that text."""

@@ -119,7 +119,7 @@ class Entries:
     # -- one entry ------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
-        """Look up the entry under `key`.
+        """Look up the entry with this exact key.
 
         If there is no entry and `token` is given, lease the flight to `token` for `lease` seconds, unless another request holds
         the flight. `known` is a space and the number of the last entry that the caller has read. If it is given and there is no

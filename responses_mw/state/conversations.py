@@ -139,7 +139,7 @@ class Conversations:
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
         """Run a script and return its reply without the verdict, or None if the item in `args` does not exist.
 
-        Raises Missing, NewerRecord and OverBound for the verdicts that `check_answer` knows.
+        Raises the error for the script's verdict (see `check_answer`).
         """
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)

@@ -55,7 +55,7 @@ class Reservation:
         return await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
-        """Record that the response exists, and keep the key for `KEPT` seconds."""
+        """Record that the response has been created, and keep the key for `KEPT` seconds."""
         await self._update(KEPT, response_id, done="1")
 
     async def release(self) -> None:

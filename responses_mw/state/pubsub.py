@@ -33,7 +33,7 @@ MIN_PAUSE, MAX_PAUSE = 0.05, 1.0
 
 
 class PubSub:
-    """Subscriptions to sharded channels, over one connection, or one per node of a cluster."""
+    """Subscriptions to sharded channels, over one connection, or over one connection per node of a cluster."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -49,7 +49,7 @@ class Responses:
     # -- read --------------------------------------------------------------------------------------------------------
 
     async def chain(self, response_id: str, owner: str) -> Chain:
-        """Return the history up to and including the response, for a new response to continue.
+        """Return the history up to and including the response, which a new response continues.
 
         Raises Missing, and NotChainable if the response is running, failed or cancelled.
         """
@@ -130,7 +130,7 @@ class Responses:
             if conversation:
                 return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
         except Missing:
-            logger.debug("the history of response %s is gone", response_id)
+            logger.debug("the history of response %s no longer exists", response_id)
         return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:

@@ -52,7 +52,7 @@ class Segments:
         self._max_bytes = recent_bytes
         self._size = 0
         self._recent: dict[str, _Known] = {}
-        """By tag; the most recently read conversation is last."""
+        """Conversations by tag, with the most recently read one last."""
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
         """Return all turns up to `pointer`, or an empty list if turns have been deleted or lost since `pointer` was read.

@@ -86,7 +86,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
 
 def test_a_server_that_is_to_be_watched_and_sends_nothing_is_an_error(upstream: Server) -> None:
     with (
-        pytest.raises(RuntimeError, match="not observed: no spans, metrics"),
+        pytest.raises(RuntimeError, match="the collector has no spans, metrics"),
         watching(),
         running("responses_mw", "serve", f"--upstream={upstream.url}"),
     ):
