@@ -40,10 +40,11 @@ _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 async def once(
     headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the guard of a request, or None if `headers` contain no `Idempotency-Key`.
+    """Return the `OnceOnly` for a request, or None if `headers` contain no `Idempotency-Key`.
 
-    `body` is the request's decoded body, and `parsed` the request parsed from it. Raises `BadRequest` if the key is invalid, if
-    the request sets `store: false`, or if the server has no stored state.
+    `body` is the decoded body, and `parsed` is the request parsed from it. `gate` is called before the key is looked up.
+
+    Raises `BadRequest` if the key is invalid, if the request sets `store: false`, or if `state` is None.
     """
     keys = headers.getlist(HEADER)
     if not keys:

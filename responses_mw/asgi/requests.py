@@ -1,4 +1,4 @@
-"""Reading of requests (the caller, the body and query parameters), and the format of items in responses.
+"""Read the caller, the body and the query parameters of requests, and format the items in responses.
 
 The total size of the bodies that are being received is limited.
 """
@@ -122,9 +122,10 @@ class Reader:
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller of the request, and add the owner and the API key to the request's facts.
+        """Return the caller of the request. Record its owner and the name of its API key in the current `RequestContext`.
 
-        Raises `BadRequest` if the tenant is missing or ambiguous, and `Forbidden` if the API key may not name a tenant.
+        Raises `BadRequest` if the tenant is missing, empty or sent more than once, and `Forbidden` if the API key is not
+        allowed to name a tenant.
         """
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:

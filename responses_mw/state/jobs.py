@@ -76,10 +76,12 @@ class Jobs:
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
-        """Write the record of a new background response, its encrypted `credential`, and the first batch of its log (`start`).
+        """Write the record of a new background response, its encrypted `credential`, and `start`, the first batch of its log.
 
-        The record has the queued `document`, and the request's `body` and input `items`. Raises OverBound if the record is too
-        large, OverQuota, and Deleted if a worker claimed the job before its record was written and gave it up.
+        The record contains the queued `document`, the request's `body`, and the input `items`.
+
+        Raises OverBound if the record is too large, and OverQuota if the owner's quota would be exceeded. Raises Deleted if a
+        worker claimed the job before its record was written, and gave the job up.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})

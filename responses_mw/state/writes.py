@@ -68,7 +68,10 @@ class Quota:
             raise self._exceeded()
 
     async def reserve(self, write: Write) -> None:
-        """Reserve the bytes of an object that is about to be written, unless its size is None. Raises OverQuota."""
+        """Reserve space in the owner's quota for an object that is about to be written.
+
+        Do nothing if `write.size` is None or no quota is set. Raises OverQuota if the quota would be exceeded.
+        """
         if self.is_set and write.size is not None:
             maximum = self._final_maximum if write.is_admitted else self._maximum
             entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]

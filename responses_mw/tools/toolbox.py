@@ -83,11 +83,12 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox of a run of `owner`, or None if the server executes none of the `tools`.
+        """Return the server-side tools for a run that belongs to `owner`, or None if the server executes none of the `tools`.
 
         `tools` must have been returned by `check`. `items` are all items of the model's input, and `own` is the part of `items`
-        that comes from the request. Trace headers in `headers` are sent to tool servers. Raises `BadRequest` if an approval has
-        no approval request, or if there are too many approvals.
+        that comes from the request. Trace headers in `headers` are sent to tool servers.
+
+        Raises `BadRequest` if an approval refers to an unknown approval request, or if the request approves too many calls.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         context = ToolContext(self._settings, self._search, self._http, self._sealer, owner, items, trace)

@@ -51,7 +51,10 @@ class Dialect:
     refuses: dict[str, str] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
-        """Raise `NotSupported` for the value at `path` of a request. `why` says what the upstream lacks."""
+        """Raise `NotSupported` for the value at `path` of a request.
+
+        `why` completes the sentence "the upstream ...", for example "does not accept audio".
+        """
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, path: str) -> None:

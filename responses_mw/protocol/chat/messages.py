@@ -58,7 +58,8 @@ def to_messages(
     """Build the chat messages for `items`.
 
     `instructions` become the first message. With `all_reasoning`, the reasoning of earlier turns is sent as well. `names`
-    returns the function name for a call. The request's own input begins at position `offset`, from which paths in errors count.
+    returns the name of the function that an item calls. `results` maps the ids of calls that the server executed to the
+    results that the model sees. The request's own input starts at `items[offset]`, which errors call `input[0]`.
 
     Raises `BadRequest` for a call without an output, an output without a call, and content that the dialect does not support.
     """

@@ -345,9 +345,10 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """Finish the turn, up to the first call that the server executes. Later items wait for the result of this call.
+        """End the turn. Close its items up to the first call that the server executes.
 
-        Raises `UpstreamError` if the upstream's answer is incomplete or unusable.
+        Later items are emitted after `settle` adds the result of this call. Raises `UpstreamError` if the upstream's answer is
+        incomplete or unusable.
         """
 
     @property
