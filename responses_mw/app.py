@@ -78,10 +78,10 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client of the upstream: the server at `upstream.url`, or `app` if no URL is set.
+    """Open a client for the server at `upstream.url`, or for `app` if no URL is set.
 
-    If the upstream has a URL, detect its dialect. The default for `transport` depends on the upstream. The transport is closed
-    on exit.
+    `transport` defaults to a network transport for a URL, and to an `ASGITransport` for `app`. It is closed on exit. If a URL
+    is set, try to detect the server's dialect first.
     """
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path

@@ -152,10 +152,11 @@ def checks(
     drain: Drain | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> dict[str, Check]:
-    """Return the replica's checks by name.
+    """Return the replica's health checks by name.
 
-    The upstream is always checked. Redis, the worker and the HTTP server are checked if `state`, `is_working` or `drain` is
-    given. `is_working` returns whether the worker is claiming jobs, `is_listening` whether the HTTP server accepts connections.
+    The upstream is always checked, Redis if there is a `state`, the worker if there is an `is_working`, and the HTTP server if
+    there is a `drain`. `is_working` returns whether the worker is claiming jobs, and `is_listening` whether the HTTP server
+    accepts connections.
     """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:

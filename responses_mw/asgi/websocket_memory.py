@@ -96,10 +96,10 @@ class Share:
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Store `chain`, the history that ends with `response_id`, unless it does not fit in the memory.
+        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known`.
 
-        If necessary, evict the least recently used responses of the owner. `response_id` is added to `known`, and is removed
-        from `known` when the response is evicted.
+        To make room, evict the owner's least recently used responses. An evicted response is removed from its `known` set. Do
+        nothing if `chain` would not fit even with all of them evicted.
         """
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return

@@ -1,6 +1,6 @@
 """The replies of the demo models. The first rule that applies to a conversation makes the reply.
 
-Arguments of calls and structured output are made by filling a JSON schema with values from the text:
+Arguments of calls and structured output are values that are generated for a JSON schema from the text:
 
 - An enum becomes the member that the text mentions.
 - A number becomes one of the numbers in the text.
@@ -36,7 +36,7 @@ class Reply(NamedTuple):
 
 
 def reply_to(request: ChatRequest) -> Reply:
-    """Return the reply of the first rule that applies. Raises `SchemaError` if a schema in the request cannot be filled."""
+    """Return the reply of the first rule that applies. Raises `SchemaError` if no value can be generated for a schema."""
     return next(reply for rule in _RULES if (reply := rule(request)) is not None)
 
 
@@ -253,11 +253,11 @@ _FORMATS = {
 
 
 class SchemaError(ValueError):
-    """The schema cannot be filled."""
+    """The schema is invalid, or no value can be generated for it."""
 
 
 def fill(schema: dict[str, Any], text: str) -> Any:
-    """Fill the JSON `schema` with values from `text`, and return the result. Raises `SchemaError` if it cannot be filled."""
+    """Generate a value for the JSON `schema` from `text`. Raises `SchemaError` if that is not possible."""
     try:
         return _Values(schema, text).value(schema, "", 0)
     except (AttributeError, KeyError, TypeError) as malformed:

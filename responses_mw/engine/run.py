@@ -192,14 +192,14 @@ from other cancellations."""
 class Drain:
     """The graceful shutdown of this process.
 
-    Active runs get time to finish. A run that is still active after this time fails with a terminal event.
+    Active runs get grace period. A run that is still active after this time fails with a terminal event.
     """
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         """Set when the process begins to stop. Requests that have already arrived may still begin runs."""
         self.is_over = False
-        """Whether the time to finish is over. A run that begins afterwards fails."""
+        """Whether the grace period has ended. A run that begins afterwards fails."""
         self.active: set[ActiveRun] = set()
 
     async def fail_runs(self) -> None:
@@ -212,7 +212,7 @@ class Drain:
             await asyncio.sleep(_DRAIN_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Return whether the current task was cancelled because the time to finish is over. Call this in a cancelled task.
+        """Return whether the current task was cancelled because the grace period has ended. Call this in a cancelled task.
 
         If the result is True, the cancellation is undone, because the server would log it with a traceback.
         """
@@ -230,8 +230,7 @@ class Drain:
 class ActiveRun:
     """A context manager that lets the drain wait for a run and interrupt it.
 
-    The task that reads the run's events must enter the context manager. Raises `Unavailable` on entry if the time to finish is
-    over.
+    The task that reads the run's events must enter it. Entering raises `Unavailable` if the drain's grace period has ended.
     """
 
     def __init__(self, drain: Drain) -> None:

@@ -1,4 +1,4 @@
-"""Runs one claimed job, from its stored request to its end, and decides when to retry it."""
+"""Run one claimed job from start to finish, and decide whether and when to retry it."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ class CircuitBreaker:
         return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
 
     def begin(self) -> None:
-        """Record that a job begins. The next probe must wait for one pause."""
+        """Record the start of a job. If the circuit is open, no other job may start until the pause has passed."""
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
     def succeed(self) -> None:

@@ -1,14 +1,14 @@
-"""The caller of a request, and the check that the upstream accepts its credential. The check precedes every side effect.
+"""The caller of a request, and the check that the upstream accepts its credential. The check runs before any side effect.
 
-1. The check sends two requests with the caller's headers, and the upstream must accept both. The first request lists the
-   models. It has no side effect, but some servers (llama.cpp, TGI, OpenRouter) show the list to everybody. The second request
-   is an empty chat request. A server that refuses the credential answers it with 401 or 403. A server that accepts the
-   credential reports an invalid request. No model runs.
-2. The list is inconclusive if its status is 403 (the key may be valid for chats only) or 404, 405 or 501 (the server has no
-   list), or if the body is not a list. An error for an empty chat request would then not show whether the credential is
-   accepted, so the server must answer the smallest valid request. The same applies if the server fails on the empty request.
-3. An overloaded or unreachable server neither accepts nor refuses the caller. The check then raises an error.
-4. An acceptance is valid for 30 seconds, whether it comes from this check or from a chat. Refusals are not remembered.
+1. The check first requests the list of models with the caller's headers. This has no side effect, but some servers (llama.cpp,
+   TGI, OpenRouter) list their models without a valid credential.
+2. If the server returns the list, the check sends an empty chat request. A server that rejects the credential answers with 401
+   or 403. A server that accepts it reports an invalid request. No model runs.
+3. The list is inconclusive if the response is not a list or has the status 403 (the key may be valid for chats only), 404, 405
+   or 501 (the server has no list). The check then sends the smallest valid chat request, and the server must answer it. This
+   request is also sent if the empty request fails with any other error.
+4. If the server is overloaded or unreachable, the check raises an error. The caller is neither accepted nor rejected.
+5. An accepted credential stays accepted for 30 seconds, whether this check or a chat accepted it. Rejections are not cached.
 """
 
 from __future__ import annotations

@@ -282,9 +282,10 @@ class SurrogateHalves:
             raise ValueError("nested too deeply") from None
 
     def join(self, chunk: Any) -> Any:
-        """Join surrogate halves in the texts of a decoded chunk or event. Change the chunk in place and return it.
+        """Join surrogate pairs in the texts of a decoded chunk or event. Change the chunk in place and return it.
 
-        A first half at the end of a text is held back and added to the beginning of the text's next delta.
+        A high surrogate at the end of a text is held back and prepended to the next delta of that text. Other unpaired
+        surrogates become U+FFFD.
         """
         for place, holder, member in _growing_texts(chunk):
             text = self._held.pop(place, "") + holder[member]

@@ -1,6 +1,6 @@
 """Convert chat chunks to the events of one response.
 
-The tests check these laws:
+The tests check these rules:
 
 1. Replaying the events yields the document, because the same calls make both.
 2. `sequence_number` starts at 0 and is contiguous (`events.Emitter`). `output_index` grows, and items do not overlap, because
@@ -11,11 +11,12 @@ The tests check these laws:
 4. One text chunk becomes one delta. Chunks are never merged or split. White space alone does not begin an item. It is held
    back until text of the same kind follows, and dropped if a call or text of another kind follows.
 5. A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` closes it. `conclude` or `fail` completes
-   the document, and `terminal` returns the last event, so that the document can be stored in between.
+   the document. `terminal` then returns the last event. The caller can store the document between these two calls.
 6. After `end_turn`, the calls in `asked` are executed in any order, and their results are passed to `settle` in the
    order of the calls. The item of a call stays open until its result is added, and later items wait.
-7. After `break_off`, another answer is fed to the same turn. Output that the client has seen is kept. After `join`, the new
-   answer continues the text of the message. All of the answer is treated as text, even if the upstream sends it as reasoning.
+7. After `break_off`, the caller feeds another answer to the same turn. Output that the client has seen is kept. If the caller
+   calls `join` first, the new answer continues the text of the message. All of that answer is then treated as text, even if
+   the upstream sends it as reasoning.
 """
 
 from __future__ import annotations
