@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import html
 import logging
-import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -15,11 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from ..errors import APIError
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
-from . import ToolContext, ToolResult
-from .mcp import MCPServer
+from . import ToolContext
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +49,9 @@ class Query:
     """One search for `text`, which has at most 2,000 characters.
 
     - `count` is the maximum number of results, at most 10.
-    - `characters` is the maximum length of a result's text, at most 3,000.
+    - `characters` is the maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts.
     - `allowed` and `blocked` are domains, at most 100 each. A domain includes its subdomains.
-    - `place` is the `user_location` of the tool, with the country in upper case.
+    - `place` is the `user_location` of the tool. Its `country`, if any, is two letters in upper case, not always a country.
     - `thorough` requests a search that may be slower or more expensive.
     """
 
@@ -105,8 +102,8 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        `WebSearch` applies the filters and limits of `query` to the results, so a provider may ignore them. It should use the
-        filters and limits that its API supports, so that no results are fetched only to be discarded.
+        Pass on the filters and limits of `query` that the provider's API supports, so that no results are fetched only to be
+        discarded. `WebSearch` applies all of them to the results again.
         """
         raise NotImplementedError
 
@@ -147,7 +144,7 @@ class SearchProvider:
         return SearchFailed(f"The search provider {what}.")
 
 
-def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
+def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     """Return the objects in the list at `path`, or no objects if `path` is missing.
 
     Raises `SearchFailed` if there is another value at `path`.
@@ -161,7 +158,7 @@ def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
-def _text(row: dict[str, Any], *names: str) -> str:
+def text_of(row: dict[str, Any], *names: str) -> str:
     """Return the first of the members `names` that is a non-blank string, or "" if there is none."""
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
 
@@ -183,10 +180,10 @@ class SearXNG(SearchProvider):
             params["language"] = f"{_COUNTRIES[country][1]}-{country}"
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
-        results = _rows(answer, "results")
+        results = rows_of(answer, "results")
         if not results and answer.get("unresponsive_engines"):
             raise SearchFailed("None of the search engines answered.")
-        return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in results]
+        return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in results]
 
     def _with_sites(self, query: Query) -> str:
         """Return the text of the query with the domains as `site:` operators.
@@ -219,7 +216,9 @@ class Tavily(SearchProvider):
         if (country := query.place.get("country", "")) in _COUNTRIES:
             body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
-        return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in _rows(answer, "results")]
+        return [
+            SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in rows_of(answer, "results")
+        ]
 
 
 # -- Brave Search: https://api-dashboard.search.brave.com/api-reference/web/search/get ------------------------------------
@@ -248,7 +247,7 @@ class Brave(SearchProvider):
             params["extra_snippets"] = "true"
         headers = {"accept": "application/json", "x-subscription-token": self.key, **_place_headers(query.place)}
         answer = await self.fetch("GET", "/res/v1/web/search", params=params, headers=headers)
-        return [_brave_hit(row) for row in _rows(answer, "web", "results")]
+        return [_brave_hit(row) for row in rows_of(answer, "web", "results")]
 
 
 def _goggles(query: Query) -> str:
@@ -272,88 +271,13 @@ def _unaccented(name: str) -> str:
 def _brave_hit(row: dict[str, Any]) -> SearchHit:
     """Convert a result of Brave. Titles and texts contain HTML entities even if `text_decorations` is false."""
     extra = row.get("extra_snippets")
-    pieces = [_text(row, "description"), *(extra if isinstance(extra, list) else ())]
+    pieces = [text_of(row, "description"), *(extra if isinstance(extra, list) else ())]
     text = "\n".join(piece for piece in pieces if piece and isinstance(piece, str))
-    return SearchHit(html.unescape(_text(row, "title")), _text(row, "url"), html.unescape(text))
-
-
-# -- a tool of an MCP server ----------------------------------------------------------------------------------------------
-
-_LISTS = (("results",), ("web", "results"), ("organic",), ("data",))
-_URL = re.compile(r"https?://[^\s<>\"\])}]+")
-_LABELLED = re.compile(r"^\W*title\W*:\s*(?P<title>.+)$", re.IGNORECASE | re.MULTILINE)
-_LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
-
-
-class MCPSearch(SearchProvider):
-    """A search tool of one of the operator's MCP servers.
-
-    The setting `search.provider` is `label/tool`. The tool is called with `{"query": ...}`. Its result may have these forms:
-
-    1. JSON: a list of objects, or an object that contains such a list as `results`, `web.results`, `organic` or `data`.
-    2. Text with URLs: each paragraph that contains a URL is one result. A title is recognized as `Title: ...` or in a Markdown
-       link.
-    3. Text without URLs: the whole text is one result, which cannot be cited.
-    """
-
-    def __init__(self, context: ToolContext) -> None:
-        super().__init__(context)
-        label, _, self._tool = self.name.partition("/")
-        self.server = MCPServer({"type": "mcp", "server_label": label}, context)
-
-    async def aclose(self) -> None:
-        await self.server.aclose()
-
-    async def search(self, query: Query) -> list[SearchHit]:
-        try:
-            result = await self.server.call(self._tool, {"query": query.text}, approved=True)  # by the operator
-        except APIError as error:
-            raise SearchFailed(error.message) from None
-        answer = _as_text(result)
-        if result.failed:
-            raise SearchFailed(answer or "The search tool failed.")
-        return list(_read(answer))
-
-
-def _as_text(result: ToolResult) -> str:
-    if isinstance(result.content, str):
-        return result.content
-    return "\n\n".join(part["text"] for part in result.content if part.get("type") == "input_text")
-
-
-def _read(answer: str) -> Iterator[SearchHit]:
-    """Yield the results in the text that a search tool returned."""
-    try:
-        document = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        yield from _read_text(answer)
-        return
-    paths = [()] if isinstance(document, list) else _LISTS
-    for row in next((found for path in paths if (found := _rows(document, *path))), []):
-        content = _text(row, "content", "snippet", "description", "text", "summary", "markdown")
-        yield SearchHit(_text(row, "title", "name"), _text(row, "url", "link", "href"), content)
-
-
-def _read_text(answer: str) -> Iterator[SearchHit]:
-    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n|^-{3,}$", answer, flags=re.MULTILINE)]
-    results = [(paragraph, place[0]) for paragraph in paragraphs if (place := _URL.search(paragraph))]
-    if not results and answer.strip():
-        yield SearchHit("", "", answer.strip())
-    for paragraph, url in results:
-        title = _LABELLED.search(paragraph) or _LINK.search(paragraph)
-        yield SearchHit(title["title"].strip() if title else "", url.rstrip(".,;:'*_"), paragraph)
+    return SearchHit(html.unescape(text_of(row, "title")), text_of(row, "url"), html.unescape(text))
 
 
 PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}
 """The classes of the providers, by their names in `search.provider`."""
-
-
-def open_provider(context: ToolContext) -> SearchProvider | None:
-    """Return the configured provider, or None if `search.provider` is `none`."""
-    name = context.search.provider
-    if name == "none":
-        return None
-    return MCPSearch(context) if "/" in name else PROVIDERS[name](context)
 
 
 # -- countries: the ISO code, the English name (for Tavily) and the main language (for SearXNG) ----------------------------

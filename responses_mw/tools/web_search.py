@@ -12,7 +12,8 @@ from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
 from ..settings import SearchSettings, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
-from .search import Query, SearchFailed, SearchHit, open_provider, plain_host
+from .mcp_search import MCPSearch
+from .search import PROVIDERS, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
@@ -79,6 +80,13 @@ _definition = checks.closed_object(
 )
 
 
+def _open_provider(context: ToolContext) -> SearchProvider | None:
+    name = context.search.provider
+    if name == "none":
+        return None
+    return MCPSearch(context) if "/" in name else PROVIDERS[name](context)
+
+
 class WebSearch(ServerTool):
     """The web search of one run. No function is offered if no provider is configured or `external_web_access` is false.
 
@@ -89,7 +97,7 @@ class WebSearch(ServerTool):
     types = _TYPES
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        self.provider = open_provider(context) if tool.get("external_web_access", True) else None
+        self.provider = _open_provider(context) if tool.get("external_web_access", True) else None
         self._options = _options(tool)
         self.sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
         self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}

@@ -114,13 +114,17 @@ class Asked:
     path: str
     headers: dict[str, str]
     parameters: dict[str, str]
-    """Of the query string, or the members of a JSON body."""
+    """The query string."""
     json: Any = None
+    """The body, if it is JSON."""
 
 
 @dataclass
 class SearchServer:
-    """Answers every request with `status` and `answer` (JSON, or bytes as they are); not at all when `silent`."""
+    """A server that answers every request with `status` and `answer`, or never if `silent` is true.
+
+    An `answer` that is not bytes is sent as JSON.
+    """
 
     answer: Any = None
     status: int = 200

@@ -17,7 +17,8 @@ from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
 from responses_mw.settings import SEARCH_PROVIDERS
 from responses_mw.tools import ToolResult, search
-from responses_mw.tools.search import MAX_ANSWER_BYTES, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.mcp_search import MCPSearch
+from responses_mw.tools.search import MAX_ANSWER_BYTES, Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 from tests.support.paths import ROOT
@@ -33,7 +34,7 @@ SAMPLES: dict[str, tuple[dict[str, Any], str | None]] = {
     "tavily": (TAVILY, "https://api.tavily.com/search"),
     "brave": (BRAVE, "https://api.search.brave.com/res/v1/web/search"),
 }
-"""What each provider answers, and its URL if it has one of its own."""
+"""A sample answer of each provider, and the complete URL of its searches if `search.url` is not required."""
 Open = Callable[..., SearchProvider]
 
 
