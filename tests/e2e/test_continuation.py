@@ -125,11 +125,13 @@ async def test_a_broken_answer_equals_the_unbroken_one(
         for after in range(STEP, deltas, STEP):
             proxy.after, proxy.cuts = after, 0
             broken, said, _ = await ask(url, body)
-            assert proxy.cuts == 1
+            if not proxy.cuts:  # vLLM has put several tokens into one chunk, so that there were fewer
+                continue
             charged = [[one["usage"][count] for count in CHARGED] for one in (broken, whole)]
             is_same = said == text and broken["status"] == whole["status"] and charged[0] == charged[1]
             result["same" if is_same else "other"] += 1
             assert broken["status"] != "failed", broken["error"]
             assert not said.startswith(text + text[:20]), "it is repeated"
     print(f"{mode}: {dict(result)}")
+    assert result.total() >= 2
     assert result["same"] >= 0.95 * result.total()
