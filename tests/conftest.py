@@ -192,7 +192,7 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def patient(start: Start) -> Ours:
-    """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
+    """Our server, with a grace period that is long enough for the upstream's status even on a busy machine."""
     return start(upstream__status_grace=5)
 
 

@@ -113,6 +113,9 @@ class RequestContext:
 
     If the upstream does not stream the answer, the time until the whole answer was read. A turn that summarizes the history is
     not considered. None if no turn of the response was answered.
+
+    When the response's headers are sent, the time is known for JSON responses, and for streams whose upstream answers within
+    `upstream.status_grace`.
     """
     stored: bool | None = None
     unstored: str = ""

@@ -61,9 +61,9 @@ def to_chat(
     """Build the chat request for one turn.
 
     `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
-    for the model, and `offered` are the functions that the model may call. `results` maps the ids of calls in this run to the
-    results that the model sees. A tool is forced only in the first turn, because the tool loop would never end otherwise. With
-    `prefill`, the model continues the last message.
+    for the model. The model may call the functions in `offered`. `results` maps the ids of calls in this run to the results
+    that the model sees. Only the first turn forces a tool; otherwise, the tool loop would not end. With `prefill`, the model
+    continues the last message.
 
     Raises `BadRequest` if there is no message to answer, or if the dialect cannot express the request.
     """
