@@ -63,9 +63,7 @@ def to_chat(
     `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
     for the model. The model may call the functions in `offered`. `results` maps the ids of calls in this run to the results
     that the model sees. Only the first turn forces a tool; otherwise, the tool loop would not end. With `prefill`, the model
-    continues the last message.
-
-    Raises `BadRequest` if there is no message to answer, or if the dialect cannot express the request.
+    continues the last message. Raises `BadRequest` if no message remains, or if the dialect cannot express the request.
     """
     messages = to_messages(
         items,
