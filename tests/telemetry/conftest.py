@@ -150,7 +150,7 @@ class Command:
                 with suppress(httpx.TransportError):  # not there yet
                     answer = await self.admin.http.get("/readyz")
                     is_listening = answer.json()["checks"].get("server", "ok") == "ok"  # a worker does not listen
-                    if is_listening and (await self.admin.http.get(path)).status_code == 200:
+                    if is_listening and (path == "/livez" or answer.status_code == 200):
                         return self
                 await asyncio.sleep(0.05)
 

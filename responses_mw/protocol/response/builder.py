@@ -1,0 +1,216 @@
+"""The base class of the builders that produce a response, and their options."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..chat.chunks import Text
+from ..chat.tool_calls import ToolCall
+from ..request.items import ID_PREFIXES
+from ..tool_kinds.form import OfferedFunction
+from ..types import Chunk, Document, Item
+from .document import add_usage, whole
+from .events import ADDED, Emitter, Event, NullEmitter, emit_done, terminal_type
+from .replay import Phase, Takeover
+from .text import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseOptions:
+    """Options of a request that affect the events of its response."""
+
+    summary: bool = False
+    open_reasoning: bool = False
+    """Whether reasoning events have the names of the Open Responses specification instead of OpenAI's."""
+    logprobs: bool = False
+    think_tag: str | None = None
+    single_call: bool = False
+    """Whether a turn may have only one call. Further calls are left out, because upstreams may ignore `parallel_tool_calls`."""
+    max_calls: int | None = None
+    """Maximum number of calls that the server executes."""
+    include: frozenset[str] = frozenset()
+    used_call_ids: frozenset[str] = frozenset()
+    seal: Callable[[str], str] | None = None
+    """Encrypts the text of a reasoning item as its `encrypted_content`. None if the request does not ask for encryption."""
+
+
+class IdSource(Protocol):
+    """A source of ids (`responses_mw.ids.RunIds`). The `protocol` package itself generates no random numbers."""
+
+    def item(self, prefix: str) -> str: ...
+
+
+class ResponseBuilder(ABC):
+    """Builds a response from the answers of the upstream. Methods return the events that they emit, in order.
+
+    `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
+    `ResponsesPassthrough` does not override the members for calls and interruptions, because the upstream runs the tools.
+    """
+
+    finish_reason: str | None = None
+    asked: Sequence[ToolCall] = ()
+    """The calls of the last turn that the server must execute."""
+    has_client_calls: bool = False
+    """Whether the last turn has calls that the client executes."""
+    has_left_out: bool = False
+    """Whether the last turn had more calls than `max_tool_calls` allows."""
+    sources: Sequence[Source] = ()
+    """The sources that the answer may cite."""
+    turn_begins_at: int = 0
+    """Number of items before the current turn."""
+
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+        """`document` is the newly created response. It is updated in place, and available as `response`."""
+        self.response = document
+        self._ids = ids
+        self._options = options
+        self._emitter: Emitter = Emitter()
+
+    # Beginning and end
+
+    def discard_events(self) -> None:
+        """Discard all events except those that contain the document. This must be called before the first event."""
+        self._emitter = NullEmitter()
+
+    def start(self, *, queued: bool = False) -> list[Event]:
+        """Start the response and emit `response.created`.
+
+        The second event is `response.queued` if the run is `queued` until a worker takes it, otherwise `response.in_progress`.
+        """
+        self.response["status"] = "queued" if queued else "in_progress"
+        self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
+        return self._emitter.drain()
+
+    def resume(self, number: int) -> list[Event]:
+        """Start a queued run. `number` is the number of its next event.
+
+        Emit `response.in_progress`, unless another worker has already emitted this event.
+        """
+        self._emitter.next_number = number
+        self.response["status"] = "in_progress"
+        if number == 2:  # after created and queued
+            self._lifecycle("response.in_progress")
+        return self._emitter.drain()
+
+    def take_over(self, takeover: Takeover, number: int) -> list[Event]:
+        """Continue the output of another worker. `number` is the number of the next event.
+
+        An open output text stays open, so that it can be continued. Any other open item is closed as `incomplete`.
+        """
+        raise NotImplementedError
+
+    def conclude(self, completed_at: int) -> None:
+        """Complete the document after the last turn."""
+        self.response.update(status="completed", completed_at=completed_at)
+
+    def fail(self, code: str, message: str) -> None:
+        """Mark the document as failed, even after `conclude`."""
+        error = {"code": code, "message": message}
+        self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
+
+    def terminal(self) -> list[Event]:
+        """Emit the event that ends the stream.
+
+        The document may change after this event. A second call then emits the event again, with the same number.
+        """
+        number = self._emitter.next_number
+        self._lifecycle(terminal_type(self.response))
+        self._emitter.next_number = number
+        return self._emitter.drain()
+
+    def _lifecycle(self, *events: str) -> None:
+        """Emit events that contain the current document."""
+        self._emitter.emit(*events, response=whole(self.response, self._options.include))
+
+    # Turns
+
+    @abstractmethod
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
+        """Set the functions that the model may call. `choice` is the request's `tool_choice`."""
+
+    @abstractmethod
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Process chunks or events of the upstream's answer. Raises `UpstreamError` if the answer is malformed."""
+
+    @abstractmethod
+    def end_turn(self) -> list[Event]:
+        """End the turn. Close its items up to the first call that the server executes.
+
+        Later items are emitted after `settle` adds the result of this call. Raises `UpstreamError` if the upstream's answer is
+        incomplete or unusable.
+        """
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether the turn is complete if the upstream's stream ends now."""
+
+    @property
+    def phase(self) -> Phase:
+        """What the client has seen of the turn. The default means that the turn cannot be continued."""
+        return Phase.FIXED
+
+    def break_off(self) -> list[Event]:
+        """Prepare for another answer to the interrupted turn.
+
+        An open output text stays open, so that it can be continued. Any other open item is closed as `incomplete`.
+        """
+        raise NotImplementedError
+
+    def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
+        """Expect an answer that continues `text`, which is the message so far.
+
+        If `is_trimmed`, the upstream does not see the white space at the end of `text`. `usage` is the chat usage of the answer
+        so far, or None if the usage is unknown.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether `max_tool_calls` allows no further call."""
+        return False
+
+    @property
+    def awaited(self) -> Item:
+        """The item of the call whose result must be passed to `settle` next."""
+        raise NotImplementedError
+
+    def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
+        """Add the result of the next call in `asked`. `members` are the members of the result that the call's item shows."""
+        raise NotImplementedError
+
+    # Items that arrive whole
+
+    def list_tools(self, listings: Iterable[Item]) -> list[Event]:
+        """Add an `mcp_list_tools` item for each MCP server, before the first turn.
+
+        Each listing contains the `server_label` and the `tools` of one server.
+        """
+        for listing in listings:
+            added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
+            item, output_index = self._add_item(added)
+            place = {"item_id": item["id"], "output_index": output_index}
+            self._emitter.emit("response.mcp_list_tools.in_progress", **place)
+            item |= listing
+            self._emitter.emit("response.mcp_list_tools.completed", **place)
+            emit_done(self._emitter, item, output_index)
+        return self._emitter.drain()
+
+    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
+        """Add a complete item. `usage`, the tokens used to make the item, is added to the usage of the response."""
+        item, output_index = self._add_item(item)
+        emit_done(self._emitter, item, output_index)
+        if usage:
+            self.response["usage"] = add_usage(self.response["usage"], usage)
+        return self._emitter.drain()
+
+    def _add_item(self, item: Item) -> tuple[Item, int]:
+        """Add an item to the output, with a new id, and emit its `added` event. Return the item and its `output_index`."""
+        output = self.response["output"]
+        item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
+        output.append(item)
+        self._emitter.emit(ADDED, output_index=len(output) - 1, item=item)
+        return item, len(output) - 1
