@@ -17,8 +17,8 @@ from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
 from ..protocol.request.checks import RequestLimits
 from ..protocol.request.create import CreateResponse
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
-from ..protocol.response.document import ResponseBuilder
 from ..protocol.response.events import Event
 from ..protocol.response.replay import Phase, Takeover
 from ..protocol.response.response_messages import ResponseMessages

@@ -19,7 +19,7 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
 from ..protocol.chat.request import Prefill
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.document import ResponseBuilder
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part

@@ -18,7 +18,7 @@ from ..protocol.request.items import text_of, unsealed
 from ..protocol.request.tools import offered
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
-from ..protocol.response.document import ResponseOptions
+from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item

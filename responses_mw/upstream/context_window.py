@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ..errors import UpstreamError
-from ..protocol.chat.messages import Truncation, truncated
+from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
 from .client import Upstream

@@ -19,7 +19,7 @@ from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
-from ..protocol.response.document import ResponseOptions
+from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.events import readable
 from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.tool_kinds.form import OfferedFunction

@@ -16,7 +16,7 @@ from responses_mw.ids import RunIds
 from responses_mw.protocol.request.create import CreateResponse, parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.support.configured import make_settings
 from tests.support.replay import check
 

@@ -13,7 +13,8 @@ from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.document import ResponseOptions, end
+from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.response.document import end
 from responses_mw.protocol.response.replay import OutputReplay
 from responses_mw.state import Batch, State, connect
 from responses_mw.state import jobs as state_jobs

@@ -11,7 +11,7 @@ from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from tests.support.replay import check
 

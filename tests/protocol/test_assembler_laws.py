@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from responses_mw.protocol import sse
 from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.sse import SSEDecoder
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Call, Manner, render

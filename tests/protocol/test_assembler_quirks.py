@@ -8,7 +8,7 @@ import pytest
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.protocol.runs import assembler, chunk, fragment, output, respond, run
 from tests.support.replay import check, decoded
 

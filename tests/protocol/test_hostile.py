@@ -21,7 +21,7 @@ from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResp
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.protocol.runs import run
 from tests.protocol.samples import SAMPLES
 from tests.support.replay import check

@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 import pytest
 
-from responses_mw.protocol.chat.chunks import ToolCalls
 from responses_mw.protocol.chat.dialects import OPENAI
-from responses_mw.protocol.chat.messages import Truncation, to_messages, truncated
+from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.chat.tool_calls import ToolCalls
+from responses_mw.protocol.chat.truncation import Truncation, truncated
 from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input, parse_previous

@@ -12,7 +12,7 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
 from responses_mw.upstream.responses_backend import to_responses

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.response.document import ResponseOptions
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import events_of
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Manner, render

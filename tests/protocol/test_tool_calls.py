@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.chat.chunks import MAX_CALLS, ToolCalls
+from responses_mw.protocol.chat.tool_calls import MAX_CALLS, ToolCalls
 from responses_mw.protocol.tool_kinds.form import parse_arguments
 
 values = st.recursive(

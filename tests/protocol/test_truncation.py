@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.protocol.chat.dialects import DIALECTS
-from responses_mw.protocol.chat.messages import Truncation, is_kept, to_messages, truncated
+from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.chat.truncation import Truncation, is_kept, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Build the chat messages for a list of items, and drop the oldest items if the list does not fit.
+"""Build the chat messages for a list of items.
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
 2. The outputs of calls directly follow the message with the calls, in the order of the calls. Their order among the items
@@ -22,9 +22,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import orjson
@@ -38,6 +36,7 @@ from ..tool_kinds.form import MAX_NESTING, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import Item, Message, Part
 from .dialects import Dialect
+from .truncation import links
 
 Names = Callable[[Item], str]
 """Returns the name of the function that an item calls."""
@@ -101,7 +100,7 @@ class _MessageBuilder:
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
-        self._answers = dict(_links(items))  # positions of outputs by call, and of responses by approval request
+        self._answers = dict(links(items))  # positions of outputs by call, and of responses by approval request
         self._linked_outputs = frozenset(self._answers.values())
         self._summary: Message | None = None
 
@@ -306,107 +305,3 @@ def _joined(contents: list[Content]) -> Content:
         return "\n\n".join(texts)
     lists = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
     return [part for parts in lists for part in parts]
-
-
-# -- truncation ----------------------------------------------------------------------------------------------------------
-# `truncation: auto` drops the oldest items:
-#
-# 1. Instructions, system and developer messages, compactions and `additional_tools` are never dropped.
-# 2. Before the last user turn, whole exchanges are dropped: user messages together with the items that answer them. The
-#    remaining items begin with a user message, because chat templates expect one. The last user messages are kept.
-# 3. After the last user turn, the oldest steps of the tool loop are dropped: an assistant's text and calls, together with the
-#    outputs of the calls. The last step is kept.
-# 4. A call and its output, or an approval request and its response, are never separated. Their blocks are dropped together.
-
-
-def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks as possible so that the remaining items fit, and return these items.
-
-    If the remaining items never fit, drop all droppable blocks. `fits` must be monotonic: if it returns True for a list of
-    items, it must return True for shorter lists.
-    """
-    cuts = Truncation(items)
-    return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
-
-
-class Truncation:
-    """The droppable blocks of `items`, oldest first. `len` is the number of these blocks."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self._items = items
-        block_of = _linked(items, _blocks(items))
-        blocks: defaultdict[int, list[int]] = defaultdict(list)
-        last_user = -1
-        for position, item in enumerate(items):
-            if not is_kept(item):
-                blocks[block_of[position]].append(position)
-                if item.get("role") == "user":
-                    last_user = block_of[position]
-        self._blocks = [blocks[number] for number in sorted(blocks)[:-1] if number != last_user]
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def without(self, count: int) -> list[Item]:
-        """Return the items without the `count` oldest droppable blocks."""
-        dropped = {position for block in self._blocks[:count] for position in block}
-        return [item for position, item in enumerate(self._items) if position not in dropped]
-
-
-def is_kept(item: Item) -> bool:
-    """Whether truncation never drops the item."""
-    return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
-
-
-def _blocks(items: Sequence[Item]) -> list[int]:
-    """Return the number of each item's block.
-
-    The blocks are the exchanges before the last user turn, the messages of that turn, and the steps after it.
-    """
-    last_user = max((position for position, item in enumerate(items) if item.get("role") == "user"), default=-1)
-    numbers: list[int] = []
-    number, before = 0, "user"
-    for position, item in enumerate(items):
-        if not is_kept(item):
-            is_output = item["type"].endswith(("_output", "_response"))
-            side = "user" if item.get("role") == "user" else "output" if is_output else "assistant"
-            begins = side == "user" if position <= last_user else side == "assistant" or before == "user"
-            number += begins and before != side
-            before = side
-        numbers.append(number)
-    return numbers
-
-
-def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
-    """Renumber the blocks so that linked blocks, and all blocks between them, become one block."""
-    reaches = list(range(block_of[-1] + 1 if block_of else 0))
-    for first, second in _links(items):
-        begin, end = sorted((block_of[first], block_of[second]))
-        reaches[begin] = max(reaches[begin], end)
-    linked, reach = [0] * len(reaches), -1
-    for number, furthest in enumerate(reaches):
-        linked[number] = number if number > reach else linked[number - 1]
-        reach = max(reach, furthest)
-    return [linked[number] for number in block_of]
-
-
-def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of each call and its output, and of each approval request and its response.
-
-    Some models reuse call ids in each turn, so the n-th output with an id belongs to the n-th call with that id.
-    """
-    waiting: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
-    answers: list[tuple[int, tuple[str, str]]] = []
-    for position, item in enumerate(items):
-        role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
-        if role == "call":
-            waiting["call", item["call_id"]].append(position)
-        elif role == "output":
-            answers.append((position, ("call", item["call_id"])))
-        elif role == "approval_request":
-            waiting["approval", item["id"]].append(position)
-        elif item["type"] == "mcp_approval_response":
-            answers.append((position, ("approval", item["approval_request_id"])))
-    for position, key in answers:
-        if waiting[key]:
-            yield waiting[key].popleft(), position

@@ -25,11 +25,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import UpstreamError
-from ..chat.chunks import Text, ToolCall, ToolCalls, choices_of, text_of_parts
+from ..chat.chunks import Text, choices_of, text_of_parts
+from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..types import Chunk, Document
-from .document import IdSource, ResponseOptions, UsageSum
+from .builder import IdSource, ResponseOptions
+from .document import UsageSum
 from .events import CALL_TEXTS, OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
 from .items import ItemBuilder, OpenCall
 from .replay import Phase, Seam, Takeover, phase_of

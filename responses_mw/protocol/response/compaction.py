@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
-from ..chat.messages import is_kept
+from ..chat.truncation import is_kept
 from ..request import checks
 from ..request.create import CreateResponse
 from ..request.items import user_message

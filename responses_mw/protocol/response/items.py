@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chat.chunks import ToolCall, ToolCalls
+from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.items import text_of
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
 from ..types import Document, Item
-from .document import IdSource, ResponseBuilder, ResponseOptions, shown
+from .builder import IdSource, ResponseBuilder, ResponseOptions
+from .document import shown
 from .events import CALL_TEXTS, DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done, ending
 from .text import OpenText
 

@@ -33,7 +33,8 @@ from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Tool
-from .document import IdSource, ResponseBuilder, ResponseOptions, add_usage, usage_of_responses
+from .builder import IdSource, ResponseBuilder, ResponseOptions
+from .document import add_usage, usage_of_responses
 from .events import (
     ADDED,
     DONE,
