@@ -26,8 +26,8 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 class ChatStream:
     """The answer to one chat request, streamed or whole depending on its content type.
 
-    `open` sends the request. Each iteration then returns the chunks completed by one network read. At the end, `done` is true
-    if the answer is complete, that is, if `[DONE]` or a whole document has arrived. `aclose` closes the connection.
+    `open` sends the request. Each iteration step then returns the chunks completed by one network read. At the end, `done` is
+    true if the answer is complete, which means that `[DONE]` or a whole document has arrived.
 
     Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
@@ -52,7 +52,7 @@ class ChatStream:
         self._fault: UpstreamError | None = None
         self._first: list[Chunk | Text] = []
         self.head: Chunk = {}
-        """The first chunk, with the completion's id and model. It is empty until an answer has begun."""
+        """The first chunk, with the completion's id and model, or an empty dict if no chunk has arrived."""
         self._is_over = self._is_read = False
         self._max_bytes = self._left = max_bytes
         self.done = False
@@ -117,7 +117,7 @@ class ChatStream:
             await self._response.aclose()
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
-        """Return the chunks that one read completes. Empty `data` marks the end of the body."""
+        """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
         chunks = self._decoded(self._frames(data))
         # A chunk that may contain the other half of a character must be parsed.
         self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
@@ -128,18 +128,20 @@ class ChatStream:
                 self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
         if isinstance(self._decoder, _Whole):
             self.done = self._is_over
-            return [_completion(chunk) for chunk in chunks if isinstance(chunk, dict)]
+            completions = [chunk for chunk in chunks if isinstance(chunk, dict)]
+            if not all(completion.get("choices") for completion in completions):
+                raise UpstreamError("The upstream's answer is not a chat completion.")
+            return [as_chunk(completion) for completion in completions]
         return chunks
 
     def _frames(self, data: bytes) -> list[bytes]:
-        """Return the frames that one read completes. At the end of the body, without `data`, return an unterminated frame."""
         try:
             return self._decoder.feed(data) if data else self._decoder.flush()
         except FrameTooLong as error:
             raise UpstreamError(f"The upstream sent {error}.") from error
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
-        """Decode `frames` up to the end or a fault. Chunks before a fault are returned, even from the same read."""
+        """Decode `frames` up to `[DONE]` or the first fault. The fault is raised after the chunks before it are read."""
         chunks: list[Chunk | Text] = []
         for frame in frames:
             text = None if self._halves.is_holding else self._fast_path.text(frame)
@@ -174,7 +176,7 @@ class ChatStream:
 
 
 class _NotJSON(UpstreamError):
-    """The data of a frame, or a whole body, is not JSON."""
+    """A frame or a whole body is not JSON."""
 
 
 class _Whole:
@@ -198,7 +200,6 @@ class _Whole:
 
 
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    """Decode a JSON object from an upstream. Raises `UpstreamError` if `data` is not a JSON object."""
     try:
         decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
     except orjson.JSONDecodeError:
@@ -218,39 +219,33 @@ def _chunk(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
     return decoded
 
 
-def _completion(decoded: dict[str, Any]) -> Chunk:
-    if not decoded.get("choices"):
-        raise UpstreamError("The upstream's answer is not a chat completion.")
-    return as_chunk(decoded)
-
-
 class IdleTimeout:
-    """Cancels a reader that waits for the network for too long. An upstream's answer has no other idle timeout.
+    """Cancels a reader that waits too long for the network.
 
-    One timer watches the whole answer, because arming a timer for each read, or even reading the clock, would cost more than
-    the read. The timer counts how many ticks in a row find the reader waiting.
+    One periodic timer watches the whole answer and counts how many ticks in a row find the reader waiting. A timer for each
+    read, or even reading the clock, would cost more than the read itself.
     """
 
     __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")
 
     def __init__(self) -> None:
         self.is_waiting = False
-        """Whether the reader waits for the network. It is false while our own client processes the data."""
+        """Whether the reader waits for the network. False while our own client processes the data."""
         self.ticks = 0
-        """How many ticks in a row found the reader waiting. The reader sets it to 0 when the network answers."""
+        """Number of ticks in a row that found the reader waiting. The reader resets it after each read."""
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_cancelled = False
 
     def watch(self, timeout: float) -> None:
-        """Limit the waits of the current task to `timeout` seconds (at most an eighth more)."""
+        """Limit each wait of the current task to `timeout` seconds, or up to an eighth more."""
         self._task = asyncio.current_task()
         self._timeout = timeout
         self.ticks = 0
         self._arm()
 
     def check(self) -> None:
-        """Raise `UpstreamTimeout` if this timeout, and nothing else, cancelled the reader."""
+        """Raises `UpstreamTimeout` if this timeout alone cancelled the reader."""
         if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 

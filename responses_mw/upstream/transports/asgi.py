@@ -8,11 +8,10 @@ httpx's own `ASGITransport` collects the whole response before it returns. This 
    because an earlier `http.disconnect` makes vLLM abort the generation.
 4. When the reader disconnects (`aclose`), the application is cancelled and awaited. The moment of the cancellation depends on
    the progress of the response:
-   - Before the response starts, the application first receives `http.disconnect` and has a short grace period, as with a
-     server. An application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task
-     running.
-   - Before the first chunk, there is also a grace period. If vLLM is cancelled while it hands a request to its engine, it
-     never aborts that request.
+   - Before the response starts, the application first receives `http.disconnect` and gets a short grace period, so that it can
+     end its own tasks. vLLM generates in a separate task, which a cancellation would leave running.
+   - Before the first chunk, the application also gets a grace period. vLLM never aborts a request if it is cancelled while it
+     hands the request to its engine.
    - After the first chunk, the application is cancelled where it makes its next chunk, never within `send`. Starlette does not
      close the generator of a streamed response, so vLLM's engine would continue until a garbage collection.
 5. Only `more_body: False` completes a response. If the application raises or returns earlier, the reader gets an error.
@@ -32,8 +31,6 @@ import httpx
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Scope
 
-__all__ = ["ASGITransport"]
-
 logger = logging.getLogger(__name__)
 
 # Members of the outer scope that belong to its server and connection.
@@ -44,7 +41,7 @@ _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", 
 _DISCONNECT_GRACE = 0.5
 # Seconds for an application to send its first chunk, which is dropped, after its response has started.
 _FIRST_CHUNK_GRACE = 0.1
-# Maximum chunks to drop from an application that does not wait between them, and so cannot be cancelled.
+# Maximum number of chunks to drop from an application that never yields between chunks, and so cannot be cancelled.
 _MAX_DROPPED = 8
 # Seconds to wait for an application that ignores its cancellation.
 _CANCEL_GRACE = 5.0
@@ -56,8 +53,8 @@ class ASGITransport(httpx.AsyncBaseTransport):
     The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
     `client` and all members that the host application added.
 
-    Raises `httpx.ReadError` if the application raises, and `httpx.RemoteProtocolError` if it returns before its response is
-    complete. Before the response starts, the request raises the error. Afterwards, the stream raises it.
+    Before the response starts, errors are raised by the request, afterwards by the stream: `httpx.ReadError` if the application
+    raises, and `httpx.RemoteProtocolError` if the application returns before its response is complete.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -77,17 +74,14 @@ class ASGITransport(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, stream=answer)
 
     async def aclose(self) -> None:
-        """Cancel applications whose response is incomplete, and wait until all applications have returned.
-
-        Background tasks that run after a complete response are not cancelled.
-        """
+        """Cancel the applications whose responses are incomplete, and wait until all applications have returned."""
         await asyncio.gather(*(answer.aclose() for answer in self._answers))
         if self._answers:
             await asyncio.wait({answer.task for answer in self._answers})
 
 
 class _InnerResponse(httpx.AsyncByteStream):
-    """The response of an application, for one reader. The `task` runs the application."""
+    """The response of an application to one reader. The application runs in `task`."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._body: bytes | None = body
@@ -106,7 +100,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         self.task.add_done_callback(self._ended)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Wait for the status and headers, and return them."""
+        """Return the status and the headers, once the application has sent them."""
         while self._head is None:
             await self._more()
         return self._head
@@ -147,7 +141,6 @@ class _InnerResponse(httpx.AsyncByteStream):
     # -- the reader's side
 
     async def _more(self) -> None:
-        """Wait until the application has sent more. Raises an `httpx` error if it has ended or the reader has disconnected."""
         if self._left:
             raise httpx.StreamClosed
         if self.task.done():
@@ -159,7 +152,6 @@ class _InnerResponse(httpx.AsyncByteStream):
             self._reader = None
 
     def _end_failure(self) -> httpx.TransportError:
-        """Return the error for a response that the application did not complete."""
         if self.task.cancelled():
             return httpx.ReadError("The application was cancelled before its response was complete")
         failure = self.task.exception()
@@ -214,10 +206,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Drop a chunk that nobody will read, and cancel the application where it makes its next chunk.
-
-        Raises `OSError` before the response has started, and after too many dropped chunks.
-        """
+        """Discard a message that nobody will read, and cancel the application where it makes its next chunk."""
         self._dropped += 1
         if self._head is None or self._dropped > _MAX_DROPPED:
             raise OSError("The reader has disconnected")
@@ -232,10 +221,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """Return the scope of the sub-request: the outer scope, if any, with the target and headers of `request`.
-
-    The `Host` header is that of the outer scope, if there is one.
-    """
+    """Return the outer scope, if any, with the target and the headers of `request`, but the outer `Host` header."""
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},

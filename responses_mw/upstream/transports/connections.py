@@ -22,8 +22,8 @@ _ATTEMPT_DELAY = 0.25
 class ConnectionPool:
     """The connections to all origins. Callers of `acquire` are served in order.
 
-    A connection holds a *slot* while it is being opened, used or closed. An idle connection holds no slot, and is closed if
-    another connection needs its place.
+    A connection holds a *slot* while it is being opened, used or closed. Idle connections hold no slot. The least recently used
+    one is closed if a new connection would exceed the maximum.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -32,15 +32,15 @@ class ConnectionPool:
         self._slots = asyncio.Semaphore(max_connections)
         self._connecting = 0
         self._open: set[PooledConnection] = set()
-        self._idle: dict[PooledConnection, None] = {}  # an ordered set, in which the most recently used connection is last
+        self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used is last
 
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
         """Wait for a slot, and return an open connection to `origin`, with TLS if `context` is given.
 
-        An idle connection is preferred unless `reuse` is false. `connect_timeout` is in seconds, and does not limit the wait
-        for a slot. Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
+        With `reuse`, an idle connection is preferred. `connect_timeout` is in seconds, and does not limit the wait for a slot.
+        Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
         """
         await self._slots.acquire()
         for connection in reversed(self._idle):
@@ -87,7 +87,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A connection in the pool. While it is idle, it is the protocol of its transport, and closes when it receives any data."""
+    """A connection in the pool. An idle connection is the protocol of its own transport, and closes if any data arrives."""
 
     transport: asyncio.Transport
 
@@ -100,13 +100,13 @@ class PooledConnection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> None:
-        """Mark the connection as used, and cancel its expiry. The pool calls this when it reuses an idle connection."""
+        """Prepare an idle connection for another request."""
         self.was_used = True
         if self._expiry is not None:
             self._expiry.cancel()
 
     def release(self) -> None:
-        """Return the connection to the pool, where it expires unless it is reused soon."""
+        """Return the connection to the pool, where it is closed after `_KEEPALIVE_EXPIRY` without a request."""
         self.transport.set_protocol(self)
         self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
@@ -136,7 +136,6 @@ class PooledConnection(asyncio.Protocol):
 async def _connect(
     pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None
 ) -> PooledConnection:
-    """Return a new connection to `origin`. Raises `httpx.ConnectError` and `httpx.ConnectTimeout`."""
     _, host, port = origin
     try:
         async with asyncio.timeout(connect_timeout):
