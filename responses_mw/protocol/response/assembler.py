@@ -1,22 +1,14 @@
 """Convert chat chunks to the events of one response.
 
-The tests check these rules:
-
-1. Replaying the events yields the document, because the same calls make both.
-2. `sequence_number` starts at 0 and is contiguous (`events.Emitter`). `output_index` grows, and items do not overlap, because
-   the open item is closed before another item is added. If an upstream interleaves calls, each call waits until the previous
-   one is complete. Text between the fragments of a call waits for the end of the turn.
-3. The `added` event of an item, with its final id, precedes the parts and deltas of the item. The `done` event follows them,
-   unless the run fails.
-4. One text chunk becomes one delta. Chunks are never merged or split. White space alone does not begin an item. It is held
-   back until text of the same kind follows, and dropped if a call or text of another kind follows.
-5. A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` closes it. `conclude` or `fail` completes
-   the document. `terminal` then returns the last event. The caller can store the document between these two calls.
-6. After `end_turn`, the calls in `asked` are executed in any order, and their results are passed to `settle` in the
-   order of the calls. The item of a call stays open until its result is added, and later items wait.
-7. After `break_off`, the caller feeds another answer to the same turn. Output that the client has seen is kept. If the caller
-   calls `join` first, the new answer continues the text of the message. All of that answer is then treated as text, even if
-   the upstream sends it as reasoning.
+- At most one item is open, and it is closed before another item is added. If an upstream interleaves calls, each call waits
+  until the previous one is complete. Text between the fragments of a call waits for the end of the turn.
+- One text chunk becomes one delta. White space alone does not begin an item. It is held back until text of the same kind
+  follows, and dropped if a call or text of another kind follows.
+- A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` closes it. The calls in `asked` are then
+  executed in any order, and their results are passed to `settle` in the order of the calls.
+- After `break_off`, another answer is fed to the same turn. If `join` is called first, all of that answer continues the text of
+  the message, even if the upstream sends it as reasoning.
+- `conclude` or `fail` completes the document, which can be stored before `terminal` returns the last event.
 """
 
 from __future__ import annotations
@@ -41,10 +33,9 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 
 
 class Assembler(ItemBuilder):
-    """Builds one response from the chat chunks of its turns. Methods return the events that they emit, in order."""
+    """Builds one response from the chat chunks of its turns."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
-        """`document` is the newly created response (`document.create`). It is updated in place, and available as `response`."""
         super().__init__(document, ids, options)
         self._usage = UsageSum()
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
@@ -72,9 +63,8 @@ class Assembler(ItemBuilder):
         self._shown = 0  # number of calls that have been opened or left out
 
     def _show_thinking_as(self, kind: EventTarget) -> None:
-        """Set the kind of text that the upstream's reasoning becomes."""
         self._thinking = kind
-        # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
+        # The kind of text in each member of a delta. Content that may contain reasoning tags is excluded.
         self._direct = {"reasoning": kind, "reasoning_content": kind}
         if not self._options.think_tag:
             self._direct["content"] = OUTPUT_TEXT
@@ -82,7 +72,6 @@ class Assembler(ItemBuilder):
     # -- the run --------------------------------------------------------------------------------------------------
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document after the last turn, as `incomplete` if that turn was cut off, otherwise as `completed`."""
         super().conclude(completed_at)
         if reason := INCOMPLETE_REASONS.get(self.finish_reason or ""):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
@@ -99,19 +88,11 @@ class Assembler(ItemBuilder):
 
     @property
     def ended(self) -> bool:
-        """Whether the turn is complete if the stream ends now.
-
-        A turn is complete after a finish reason. It is also complete if the last chunk has usage and another chunk has none.
-        """
+        # Without a finish reason, the turn is complete if the last chunk has usage and another chunk has none.
         by_usage = self._usage_is_last and self._has_bare_chunk
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process chunks of the turn, and begin the turn if necessary.
-
-        Raises `UpstreamError` for a malformed chunk, and for an answer that starts over instead of continuing a text. The next
-        call returns the events emitted before the error.
-        """
         if self._turn_is_over:
             self._begin_turn()
         for chunk in chunks:
@@ -150,7 +131,7 @@ class Assembler(ItemBuilder):
         if delta:
             if not isinstance(delta, dict):
                 malformed("delta")
-            # Some servers send both names with the same text.
+            # Some servers send the same text under both names.
             reasoning = delta.get("reasoning") or delta.get("reasoning_content")
             if reasoning:
                 self._text(self._thinking, reasoning)
@@ -164,27 +145,20 @@ class Assembler(ItemBuilder):
             self.finish_reason = str(choice["finish_reason"])
 
     def _logprobs(self, choice: dict[str, Any], delta: dict[str, Any], reasoning: Any) -> Any:
-        """Return the log probabilities of the content, if requested.
-
-        Those of a whole answer, or of a chunk that also has reasoning or calls, include other tokens, which are removed.
-        """
         logprobs = choice.get("logprobs") if self._options.logprobs else None
+        # A whole answer, or a chunk that also has reasoning or calls, has log probabilities of other tokens as well.
         if logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
             return logprobs_of(delta["content"], logprobs, after=reasoning)
         return logprobs
 
     def end_turn(self) -> list[Event]:
-        """Close the items of the turn, up to the first call in `asked`. `finish_reason` is kept until the next turn.
-
-        Raises `UpstreamError` if a call has no name, or if the answer should have continued a text but starts over.
-        """
         if self._turn_is_over:
             self._begin_turn()
         if self._splitter:
             self._split(self._splitter.flush())
         self._end_seam()
         if not self._tool_calls.calls:
-            for kind, text, logprobs in self._held:  # if the turn has nothing but white space, this is its answer
+            for kind, text, logprobs in self._held:  # the answer of a turn that has nothing but white space
                 if kind is OUTPUT_TEXT:
                     self._show(kind, text, logprobs)
         self._decide()
@@ -245,7 +219,7 @@ class Assembler(ItemBuilder):
             self._end_seam(passed)
 
     def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
-        """End the seam. Show `passed` if it is given, otherwise all text that the seam held back."""
+        """Show `passed` or, if it is None, all text that the seam held back."""
         seam, self._seam = self._seam, None
         if seam is None:
             return
@@ -265,28 +239,22 @@ class Assembler(ItemBuilder):
         return self.finish_reason in INCOMPLETE_REASONS
 
     def _decide(self) -> None:
-        """Decide which calls of the turn are shown and executed. Raises `UpstreamError` if a call has no name.
-
-        If the turn was cut off, no call is executed, because the model may have intended more arguments or calls.
-        """
+        """Decide which calls of the turn are executed. Raises `UpstreamError` if a call has no name."""
         for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
                 if self._is_cut:
                     break  # the call was cut off before its name
                 raise UpstreamError("The upstream's model called a function without naming it.")
             form = self._form(call)
-            if form and form.served and not self._is_cut:
+            if form and form.served and not self._is_cut:  # the model of a cut turn may have intended more arguments or calls
                 self.asked.append(call)
             self.has_client_calls |= bool(form and not form.served)
 
     def _show_rest(self) -> None:
-        """Show and close the remaining calls and text, up to a call that waits for its result.
-
-        If the turn was cut off, only its last item is incomplete.
-        """
+        """Show and close the remaining calls and text, up to a call that waits for its result."""
         for call in self._tool_calls.calls[self._shown :]:
             if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
-                break  # the open call is the one that was cut off
+                break  # the open call was cut off
             if self._is_awaited():
                 return
             self._close("completed")
@@ -300,10 +268,10 @@ class Assembler(ItemBuilder):
                 self._text(*text)
         if self.finish_reason and len(self.response["output"]) == self.turn_begins_at:
             self._open_part(OUTPUT_TEXT)  # an empty answer
-        self._close("incomplete" if self._is_cut else "completed")
+        self._close("incomplete" if self._is_cut else "completed")  # only the last item of a cut turn is incomplete
 
     def _is_awaited(self) -> bool:
-        """Whether the open item is a call that waits for its result. If so, emit the events that mark it as running."""
+        """Whether the open item is a call that waits for its result. If so, emit the events that mark the call as running."""
         current = self._open
         if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
             return False

@@ -1,8 +1,7 @@
 """The events of a response: their names, their numbers, and what they add to the items.
 
-An event consists of a type and data, and does not depend on the transport. `protocol.sse` encodes events as server-sent
-events, `asgi.websocket` as WebSocket messages. The type without its last word names what the event adds to (OpenAI reference,
-"Streaming events"). `EventTarget` describes these targets.
+An event does not depend on the transport. The type without its last word names what the event adds to (OpenAI reference,
+"Streaming events"), which `EventTarget` describes.
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ class Emitter:
         self._events: list[Event] = []
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
-        """Add an event of each type with these `members`.
-
-        Lists and dictionaries are copied, because the run keeps changing the document and its items.
-        """
+        """Add an event of each type with copies of `members`, because the run keeps changing the document and its items."""
         for name, value in members.items():
             if isinstance(value, (dict, list)):
                 members[name] = orjson.loads(orjson.dumps(value))
@@ -117,7 +113,7 @@ class Emitter:
             self.next_number += 1
 
     def delta(self, template: dict[str, Any], text: str) -> None:
-        """Add a delta event: a copy of `template` with this `text` and the next number. This runs for every token."""
+        """Add a copy of the event `template` with this `text` and the next number. This runs for every token."""
         data = template.copy()
         data["delta"] = text
         data["sequence_number"] = number = self.next_number
@@ -131,7 +127,7 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emits only events that contain the document. They have no numbers, and their members are not copied."""
+    """Emits only events that contain the document, without numbers and without copying the document."""
 
     __slots__ = ()
 
@@ -185,11 +181,7 @@ def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
 
 
 def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event]:
-    """Return the events of a finished response, from `response.created` to its terminal event.
-
-    `document` is the response as its client sees it. With `open_reasoning`, reasoning events have the names of the Open
-    Responses specification.
-    """
+    """Return the events of a finished response as its client sees it, from `response.created` to its terminal event."""
     emitter = Emitter()
     kinds = {**TEXTS, "reasoning_text": OPEN_REASONING_TEXT} if open_reasoning else TEXTS
     begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
@@ -254,7 +246,6 @@ def with_summary(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summarized(item: Any) -> Any:
-    """Return a reasoning item with its content as its summary. Any other value is returned unchanged."""
     if not isinstance(item, dict) or item.get("type") != "reasoning" or item.get("summary"):
         return item
     content = item.get("content") or []

@@ -1,20 +1,12 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
-1. This module sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the
-   members of the document in `_OURS`. Everything else comes from the upstream. Unknown events and members are forwarded
-   unchanged.
-2. An item keeps the id and the index with which it was added, although some servers (vLLM) change an item's id between
-   `added`, `done` and the document. Members that refer to an item, such as `approval_request_id`, get the new id as well.
-3. The output of the document consists of the streamed items. If only the last event (or an answer that is not streamed)
-   contains an item, its `added` and `done` events are emitted first. If the upstream sends no `done` event for an item, the
-   event is emitted here, unless the run fails.
-4. Missing members and events are filled in from the item: `output_index`, the indices of parts, `logprobs`, and the events
-   that begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer.
-   This module ends each item before the next one begins, and drops later events for the ended item.
-5. Reasoning events have OpenAI's names, or the names of the Open Responses specification if the settings select them. If the
-   request asks for a summary, readable reasoning becomes the summary. If the request asks for encrypted reasoning and the
-   upstream does not encrypt it, this module does.
-6. The stream ends only with an event that contains a finished response. `[DONE]` and the end of the connection do not end it.
+- This module sets ids, indices, sequence numbers, the first two events, and the members of the document in `_OURS`. Unknown
+  events and members are forwarded unchanged.
+- An item keeps the id and the index with which it was added, although vLLM changes an item's id between `added`, `done` and
+  the document. The document's output consists of the streamed items.
+- Missing members and events are filled in from the item. A server without indices (llama.cpp) ends its items only at the end
+  of the answer. This module ends each item before the next one begins, and drops later events for the ended item.
+- The stream ends only with an event that contains a finished response, not with `[DONE]` or the end of the connection.
 """
 
 from __future__ import annotations
@@ -54,28 +46,26 @@ from .events import (
 from .replay import OutputReplay
 from .text import hide_logprobs
 
+# Members of the document that are not copied unchanged from the upstream's response.
 _OURS = frozenset(
     {"background", "completed_at", "conversation", "created_at", "id", "metadata", "model", "object", "output", "output_text"}
     | {"previous_response_id", "store"}
     | {"error", "incomplete_details", "status", "tools", "usage"}  # checked before they are copied
 )
-"""Members of the document that are not copied unchanged from the upstream's response."""
-
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _PREFIX = re.compile(r"([a-z]{1,16})_.+")
 _MAX_DEPTH = 128
 _OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{step}" for step in ("delta", "done")}
 
-Echo = Callable[[Iterable[Tool]], list[Tool]]
-"""Removes secrets from tools, so that the response can show the tools."""
-
 
 class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's response. The run has a single turn."""
 
-    def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions) -> None:
-        """`document` is the newly created response. `include` has no effect, because the upstream applies it."""
+    def __init__(
+        self, document: Document, ids: IdSource, echo: Callable[[Iterable[Tool]], list[Tool]], options: ResponseOptions
+    ) -> None:
+        """`echo` removes secrets from tools that the response shows. `include` is ignored, because the upstream applies it."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
         self._names = _OPEN_NAMES if options.open_reasoning else {}
         self._echo = echo
@@ -85,7 +75,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._place_of: dict[str, int] = {}
         """Places of items by the upstream's item ids and call ids, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """For each place of an item, the stems and part indices of the `done` events that its parts and texts still need."""
+        """For each item's place, the stems and part indices of the `done` events that its parts and texts still need."""
         self._ended_early: set[int] = set()
         self._first = 0
         """Place of the upstream's first item. Items that this server added precede it."""
@@ -97,10 +87,6 @@ class ResponsesPassthrough(ResponseBuilder):
         return self._ending is not None
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process events of the upstream. Raises `UpstreamError` for a malformed event.
-
-        The events emitted before the error are returned by the next call.
-        """
         for event in chunks:
             assert isinstance(event, dict)
             if self._ending is None:
@@ -121,7 +107,6 @@ class ResponsesPassthrough(ResponseBuilder):
         return self._emitter.drain()
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document from the upstream's last event."""
         ending = self._ending
         if ending is None:  # no request was sent to the upstream
             super().conclude(completed_at)
@@ -156,7 +141,6 @@ class ResponsesPassthrough(ResponseBuilder):
         self._HANDLERS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
 
     def _pass(self, event: dict[str, Any]) -> None:
-        """Forward an event of the upstream, with its ids and index replaced, and with missing members and events filled in."""
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
         place = self._place(event, target.item if target else None)
@@ -173,10 +157,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
-        """Add a missing part index and missing `logprobs` to an event of an item, in place.
-
-        If the event begins a part or a text, record which events must end it. If the event ends a part, end its texts first.
-        """
+        """Add a missing part index and `logprobs` to an event of an item, and end the texts of a part before the part."""
         stem, unfinished = target.stem, self._unfinished[place]
         index = event.get(target.index) if target.holder else 0
         is_whole = type(index) is int and ("logprobs" in event or target is not OUTPUT_TEXT)
@@ -197,7 +178,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, or None if the index is invalid.
 
-        If the part begins with this event, record the part. If the upstream did not send its `added` event, emit that event.
+        If the part begins with this event, record the part. If the upstream did not announce the part, emit its `added` event.
         """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0
@@ -216,7 +197,6 @@ class ResponsesPassthrough(ResponseBuilder):
         return index
 
     def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
-        """Record which events must end a part. If the part is an output text, add the lists that the SDKs require."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
@@ -234,13 +214,12 @@ class ResponsesPassthrough(ResponseBuilder):
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
-        """Record the upstream's id of the response. The event is not forwarded, because this server emits its own."""
+        # The event is not forwarded, because `start` has emitted it with this server's id.
         response = event.get("response")
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self._known[response["id"]] = self.response["id"]
 
     def _pass_open(self, event: dict[str, Any]) -> None:
-        """Forward a reasoning event that has the name of the Open Responses specification."""
         self._take({**event, "type": REASONING_TEXT.stem + event["type"].removeprefix(OPEN_REASONING_TEXT.stem)})
 
     def _add(self, event: dict[str, Any]) -> None:
@@ -285,7 +264,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._finish_all(self._status)
 
     def _finish_all(self, status: str) -> None:
-        """Finish the items that the upstream left open, with the text so far and this `status`."""
+        """Finish the items that the upstream left open, with their text so far."""
         for place in sorted(self._output.open):
             item = self._output.put(place)
             self._finish(place, {**item, "status": status} if "status" in item else item)
@@ -302,7 +281,7 @@ class ResponsesPassthrough(ResponseBuilder):
     # -- items ------------------------------------------------------------------------------------------------------
 
     def _named(self, item: Item, index: Any) -> Item:
-        """Return the next item with a new id, and record its place. `index` is the item's index in the upstream's output."""
+        """Return the next item with a new id, and record its place. `index` is its index in the upstream's output."""
         theirs = item.get("id")
         given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
         ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
@@ -324,7 +303,6 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit_item({"type": DONE, "output_index": place, "item": item})
 
     def _finish(self, place: int, item: Item, event: dict[str, Any] | None = None) -> None:
-        """Emit `response.output_item.done` for the item at `place`."""
         ours = self._output.items[place]["id"]
         if isinstance(item.get("id"), str):
             self._known[item["id"]] = ours
@@ -333,11 +311,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _sealed(self, item: Item) -> Item:
-        """Return a reasoning item with `encrypted_content`, if the request asks for encrypted reasoning.
-
-        An item that the upstream has already encrypted, or that has no text, is returned unchanged.
-        """
-        seal = self._options.seal
+        seal = self._options.seal  # None if the request does not ask for encrypted reasoning
         if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := readable_text(item)):
             return item
         return {**item, "encrypted_content": seal(text)}

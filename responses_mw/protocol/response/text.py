@@ -54,18 +54,14 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Splits streamed text with `<think>...</think>` into reasoning and answer.
-
-    Some servers do not parse these tags (TGI, vLLM without `--reasoning-parser`). A tag may be split across chunks, so text
-    that may begin a tag is held back. The log probabilities of the answer's tokens are kept.
-    """
+    """Splits text with `<think>` tags into reasoning and answer, for servers that do not split it (TGI)."""
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 
     def __init__(self, tag: str) -> None:
         self._tags = (f"<{tag}>", f"</{tag}>")
         self._thinking = False
-        self._held = ""
+        self._held = ""  # text that may begin a tag
         self._read = 0  # number of characters before the text that is held back
         self._tokens: deque[tuple[int, Any]] = deque()  # ends of tokens, with the tokens' log probabilities
 
@@ -85,7 +81,7 @@ class ThinkingSplitter:
         return [piece for piece in pieces if piece[1]]
 
     def flush(self) -> list[tuple[bool, str, Any]]:
-        """Return the text that is still held back at the end of the answer, because it turned out not to be a tag."""
+        """Return the text that is held back at the end of the answer, which turned out not to be a tag."""
         return [self._piece(self._held, 0)] if self._held else []
 
     def _note(self, text: str, logprobs: Any) -> None:
@@ -96,7 +92,7 @@ class ThinkingSplitter:
             self._tokens.append((end, entry))
 
     def _piece(self, text: str, offset: int) -> tuple[bool, str, Any]:
-        """Return the triple for a piece of text. For the answer, it includes the log probabilities of tokens that end in it."""
+        """Return a triple. For the answer, the triple includes the log probabilities of the tokens that end in `text`."""
         start = self._read + offset
         content = []
         while self._tokens and self._tokens[0][0] <= start + len(text):
@@ -136,10 +132,7 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 
 def hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of reasoning tokens from the messages of a whole answer, in place.
-
-    vLLM reports the log probabilities of reasoning together with those of the text.
-    """
+    """Remove the log probabilities of reasoning, which vLLM adds to those of the text, from the messages of a whole answer."""
     thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None
@@ -150,7 +143,7 @@ def hide_logprobs(items: list[Item]) -> None:
 
 
 def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """Convert `choice.logprobs` to the form of the Responses API. If the bytes are missing (TGI), they are computed."""
+    """Convert `choice.logprobs` to the form of the Responses API."""
     return [
         {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
         for entry in _entries(logprobs)
@@ -166,6 +159,7 @@ def _entries(holder: Any, name: str = "content") -> list[dict[str, Any]]:
 def _token(entry: dict[str, Any]) -> dict[str, Any]:
     token, logprob, data = entry.get("token"), entry.get("logprob"), entry.get("bytes")
     token = token if isinstance(token, str) else ""
+    # TGI sends no bytes.
     if not (isinstance(data, list) and all(type(byte) is int and 0 <= byte < 256 for byte in data)):
         data = list(token.encode(errors="replace"))
     return {"token": token, "logprob": logprob if isinstance(logprob, int | float) else 0.0, "bytes": data}
@@ -204,8 +198,6 @@ def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
     2. A Markdown link to a source is a citation. A link to anything else is skipped as a whole, including its `[1]`.
     3. The bare URL of a source, without trailing punctuation, is a citation.
     4. `[3]`, `[1, 3]`, `【3】` and `【3†...】` are citations if the number is that of a source.
-
-    URLs are compared without scheme, `www.`, fragment and trailing slash, because models often change these.
     """
     if not sources:
         return []
@@ -241,10 +233,7 @@ def _cited(
 
 
 def _bare(url: str, start: int, by_url: Mapping[str, Source]) -> tuple[Source | None, int, int]:
-    """Return the source of a bare URL, if any, and the start and end of the citation.
-
-    Trailing punctuation may belong to the URL or to the sentence, so several ends of the URL are tried.
-    """
+    # Trailing punctuation may belong to the URL or to the sentence.
     shortest = len(url.rstrip(_AFTER_URL))
     for length in (*range(len(url), max(shortest, len(url) - 8) - 1, -1), shortest):
         if (source := by_url.get(_key(url[:length]))) is not None:
@@ -253,7 +242,7 @@ def _bare(url: str, start: int, by_url: Mapping[str, Source]) -> tuple[Source | 
 
 
 def _key(url: str) -> str:
-    """Normalize a URL for comparison."""
+    """Normalize a URL for comparison, because models often change the scheme, `www.`, fragment and trailing slash."""
     try:
         parts = urlsplit(url)
     except ValueError:  # a model may write an invalid URL
@@ -263,11 +252,9 @@ def _key(url: str) -> str:
 
 
 def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return the sources found by the `web_search_call` items of a history, sorted by number.
-
-    If several results have the same number, the last one is used. Results without a URL are left out.
-    """
+    """Return the sources found by the `web_search_call` items of a history, sorted by number."""
     calls = (item for item in items if item.get("type") == "web_search_call")
+    # If a number occurs more than once, the last result with this number is used.
     found = {result["number"]: result for item in calls for result in _well_formed(item.get("results"))}
     return [
         {"number": number, "url": result["url"], "title": result["title"]}
@@ -277,10 +264,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """Return the `results` of a `web_search_call` item as text for the model.
-
-    A source keeps its number throughout a history, and the model may cite it by number or URL.
-    """
+    """Return the `results` of a `web_search_call` item as text for the model, which may cite them by number or URL."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)
@@ -289,7 +273,7 @@ def listing(results: Any) -> str:
 
 
 def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the well-formed results. A client may have changed the item before it sent the item back."""
+    """Yield the well-formed results. The client may have changed the item before sending it back."""
     for result in results if isinstance(results, list) else ():
         if not isinstance(result, dict):
             continue
