@@ -1,13 +1,6 @@
-"""The settings of the middleware and their sources.
+"""The settings of the middleware and their sources: flags (parsed by `responses_mw.cli`), environment variables, a TOML file.
 
-A setting can be given in three ways, in this order of precedence:
-
-1. as a flag of `responses-mw serve`, such as `--cache.mode`;
-2. as an environment variable, such as `RESPONSES_MW_CACHE_MODE`;
-3. in the TOML file at the path in `RESPONSES_MW_CONFIG`, such as `mode` in the table `cache`.
-
-Flags are parsed by `responses_mw.cli`. There are no flags inside vLLM, which creates the middleware without arguments. Lists
-are JSON arrays or comma-separated. Durations and sizes may have a unit, such as `30s` or `64MiB`.
+Flags take precedence over variables, and variables over the file.
 """
 
 from __future__ import annotations
@@ -26,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .groups import (
+    EVERY_TOOL,
     PER_REQUEST_HEADERS,
     SEARCH_PROVIDERS,
     AuthSettings,
@@ -38,10 +32,10 @@ from .groups import (
     SearchSettings,
     ServerSettings,
     StateSettings,
+    ToolServer,
     ToolSettings,
     UpstreamSettings,
 )
-from .types import EVERY_TOOL, ToolServer
 
 __all__ = [
     "EVERY_TOOL",
@@ -72,34 +66,24 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings of `responses-mw serve` only.
+"""Settings of `responses-mw serve`. Other processes accept them, because they may share its environment and config file."""
 
-Other processes do not report them as unknown, because they may share the environment and the config file with a server.
-"""
-
-_OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
-"""Prefixes of the variables for other commands of `responses-mw`, which may be set in the same environment."""
+_OTHER_COMMANDS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
+"""Prefixes of the variables for other commands, which may be set in the same environment."""
 
 _SERVICE_LINK = re.compile(
     r"(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|(?:^|_)PORT=(?:tcp|udp|sctp)://"
 )
-"""Pattern of the variables that Kubernetes sets for a Service whose name begins with `responses-mw`.
-
-It matches `NAME=value`, where `NAME` is the variable's name without our prefix.
-"""
+"""Pattern of `NAME=value` for variables that Kubernetes sets for Services. `NAME` is the variable's name without our prefix."""
 
 
 class _Source(PydanticBaseSettingsSource):
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return no value. `__call__` reads all values at once."""
-        return None, field_name, False
+        return None, field_name, False  # `__call__` reads all values at once
 
 
 class Environment(_Source):
-    """Source of the environment variables for a settings class. Variables that Kubernetes sets for Services are ignored.
-
-    Calling the source raises `SettingsError` if a variable has the name of a group instead of a setting.
-    """
+    """Source of the environment variables. Raises `SettingsError` if a variable has the name of a group, not of a setting."""
 
     def __call__(self) -> dict[str, Any]:
         given, found = _ours(), dict[str, Any]()
@@ -116,10 +100,7 @@ class Environment(_Source):
 
 
 class _ConfigFile(_Source):
-    """Source of the settings in the TOML file at the path in the setting `config`. The file has a table for each group.
-
-    Calling the source raises `SettingsError` if the file cannot be read, is not valid TOML or contains unknown settings.
-    """
+    # `current_state` has the values of the sources with a higher precedence
 
     def __call__(self) -> dict[str, Any]:
         path = self.current_state.get("config")
@@ -155,14 +136,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read the settings from the environment and the config file.
+        """Read the settings from the environment and the config file, and log a warning that names unknown variables.
 
-        If variables with our prefix are unknown, log a warning. Raises `ValidationError` or `SettingsError` if the settings are
-        invalid.
+        Raises `ValidationError` or `SettingsError` if the settings are invalid.
         """
         settings = cls()
         command = [f"{PREFIX}{name}".upper() for name in COMMAND_SETTINGS]
-        if unknown := unknown_variables([*variables(cls), *command], ignored=_OTHERS):
+        if unknown := unknown_variables([*variables(cls), *command], ignored=_OTHER_COMMANDS):
             logger.warning("unknown settings in the environment: %s", ", ".join(unknown))
         return settings
 
@@ -174,10 +154,7 @@ class Settings(BaseSettings):
         *_args: Any,
         **_others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in the order of precedence: keyword arguments, environment, config file.
-
-        pydantic-settings puts the flags, if any, before these sources.
-        """
+        # in the order of precedence; pydantic-settings puts flags before these sources
         return init_settings, Environment(settings_cls), _ConfigFile(settings_cls)
 
     @model_validator(mode="after")
@@ -205,13 +182,14 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the environment variables with the prefix `RESPONSES_MW_` that are not in `known`, with suggestions.
+    """Return the variables with the prefix `RESPONSES_MW_` that are not in `known`, each with a suggestion.
 
-    Variables that begin with a prefix in `ignored`, and variables that Kubernetes sets for Services, are omitted.
+    Variables that begin with a prefix in `ignored`, or that Kubernetes sets for Services, are omitted.
     """
     names = sorted(set(known))
-    unknown = [name for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
-    return [f"{name}{did_you_mean(name, names)}" for name in unknown]
+    return [
+        f"{name}{did_you_mean(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)
+    ]
 
 
 def origins(settings: Settings) -> dict[str, str]:
@@ -239,10 +217,7 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _ours() -> dict[str, str]:
-    """Return the environment variables with the prefix `RESPONSES_MW_`, with their names converted to upper case.
-
-    Variables that Kubernetes sets for Services are omitted.
-    """
+    """Return the variables with our prefix, except those that Kubernetes sets for Services. Names are in upper case."""
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
 
@@ -257,18 +232,25 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Iterator[str]:
-    known = [*(f"{group}.{name}" for group, kind in kinds.items() for name in kind.model_fields), *COMMAND_SETTINGS]
+    """Yield each unknown key with a hint. Raises `SettingsError` if a group is not a table."""
+    settings = [f"{group}.{name}" for group, kind in kinds.items() for name in kind.model_fields]
     for key, value in content.items():
-        if key in kinds and not isinstance(value, dict):
-            raise SettingsError(f"config: {key} must be a table: [{key}]")
-        paths = [f"{key}.{name}" for name in value] if key in kinds else [key]
-        yield from (f"{path}{did_you_mean(path, [*known, *kinds])}" for path in paths if path not in known)
+        if key in kinds:
+            if not isinstance(value, dict):
+                raise SettingsError(f"config: {key} must be a table: [{key}]")
+            unknown = [f"{key}.{name}" for name in value if name not in kinds[key].model_fields]
+        elif key in settings:
+            yield f'"{key}" (remove the quotes: they prevent the dot from separating a table and a key)'
+            continue
+        else:
+            unknown = [key] if key not in COMMAND_SETTINGS else []
+        yield from (f"{path}{did_you_mean(path, [*settings, *COMMAND_SETTINGS, *kinds])}" for path in unknown)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the name in `known` that is most similar to `name`, or "" if no name is similar.
 
-    If exactly one known name consists of `name` and a group or an ending, this name is suggested.
+    The only known name that consists of a group and `name`, or of `name` and an ending, is preferred.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

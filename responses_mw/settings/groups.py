@@ -1,34 +1,117 @@
-"""The groups of settings. Other classes receive only the groups that they use."""
+"""The groups of settings and the types of their values. Other classes receive only the groups that they use."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
 
-from .types import LIST, BaseURL, Duration, Names, Secrets, ServerURL, Size, ToolServers, WholeDuration
+EVERY_TOOL = "*"
+"""Entry in a list of tool names that matches every tool."""
+
+
+def _with_unit(units: dict[str, float], expected: str) -> BeforeValidator:
+    """Return a validator that converts text with a unit to a number. Raises `ValueError` if the text is malformed."""
+
+    def scale(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or (match[2] and match[2] not in units):
+            raise ValueError(f"must be {expected}")
+        return float(match[1]) * units[match[2]] if match[2] else match[1]
+
+    return BeforeValidator(scale)
+
+
+_DURATION = _with_unit(
+    {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}, "a duration such as 30, 500ms, 30s, 10m, 2h or 7d"
+)
+_SIZE = _with_unit(
+    {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3},
+    "a size such as 1000, 64KiB, 16MiB or 2GiB",
+)
+
+
+def _split(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _check_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// URL")
+    if parts.username or parts.password:
+        raise ValueError("must not contain credentials, because it is logged; use the setting for the key")
+    _ = parts.port  # raises ValueError if it is not a number
+    return value
+
+
+Duration = Annotated[float, _DURATION, Field(json_schema_extra={"format": "duration"})]
+"""A number of seconds, or text with a unit, such as `30s` or `7d`."""
+WholeDuration = Annotated[int, _DURATION, Field(json_schema_extra={"format": "duration"})]
+Size = Annotated[int, _SIZE, Field(json_schema_extra={"format": "size"})]
+"""A number of bytes, or text with a unit, such as `64MiB`."""
+LIST = NoDecode, BeforeValidator(_split)
+"""Annotations of a list that may be comma-separated text or a JSON array."""
+Names = Annotated[list[str], *LIST]
+Secrets = Annotated[list[SecretStr], *LIST]
+URL = Annotated[str, AfterValidator(_check_url)]
+ServerURL = Annotated[URL, AfterValidator(lambda url: url.rstrip("/"))]
+BaseURL = Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/v1"))]
+"""URL of a server without a final `/v1`."""
 
 PER_REQUEST_HEADERS = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
+    {"accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers that describe a single request and its transport. They must not be copied to another request."""
+"""Headers that describe one request and its transport, and must not be copied to another request."""
+
+
+class ToolFilter(BaseModel, extra="forbid", frozen=True):
+    """Criteria for the tools of an MCP server. A tool must meet all criteria that are set."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class ApprovalFilters(BaseModel, extra="forbid", frozen=True):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class ToolServer(BaseModel, extra="forbid", frozen=True):
+    """An MCP server of the operator. Clients select the server by label or connector id, and never see its URL or secrets."""
+
+    url: URL
+    headers: dict[str, SecretStr] = Field({})
+    authorization: SecretStr | None = None
+    """Bearer token, unless the request has a token of its own."""
+    allowed_tools: list[str] | ToolFilter | None = None
+    """Tools that requests may use. None allows all tools."""
+    require_approval: Literal["always", "never"] | ApprovalFilters | None = None
+    """Default for requests that do not set `require_approval`. None means `always`."""
+
+    def excludes(self, name: str) -> bool:
+        """Return whether `allowed_tools` excludes a tool because of its name."""
+        names = self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
+        return names is not None and name not in names and EVERY_TOOL not in names
+
+
+ToolServers = Annotated[
+    dict[str, ToolServer], NoDecode, BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)
+]
 
 
 class Group(BaseModel):
-    """Base class of the groups. A group is immutable and rejects unknown names."""
-
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
@@ -216,7 +299,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""The names of the web search providers (see `PROVIDERS` in `tools/search.py`), and the setting that each requires."""
+"""Web search providers (`PROVIDERS` in `tools/search.py`), and the setting that each provider requires."""
 
 
 class SearchSettings(Group):
@@ -234,7 +317,6 @@ class SearchSettings(Group):
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
-        """Raise `ValueError` if a setting that the provider requires is missing."""
         required = SEARCH_PROVIDERS.get(self.provider)
         if required and not getattr(self, required):
             raise ValueError(f"provider: {self.provider} needs {required}")

@@ -123,6 +123,8 @@ def test_the_mounted_middleware_and_the_application_read_the_file(write: Write) 
         ('[upstreams]\nurl = "http://a"', r"upstreams \(did you mean upstream\?\)"),
         ('mode = "exact"\n[cache]\nmood = 1\n[x.y]', r"mode.*cache\.mood.*x"),
         ('config = "other.toml"', "config"),
+        ('"upstream.url" = "http://a"', r'"upstream\.url" \(remove the quotes'),
+        ('[cache]\n"cache.mode" = "exact"', r"cache\.cache\.mode \(did you mean cache\.mode\?\)"),
         ('upstream = "http://a"', r"upstream must be a table: \[upstream\]"),
         ("[upstream", "is not valid TOML"),
         ('[upstream]\nurl = "http://a"\n[upstream]', "is not valid TOML"),
