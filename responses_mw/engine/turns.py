@@ -337,7 +337,7 @@ class Compaction:
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
         is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
-        threshold = compaction.threshold_of(run.request, self._settings.threshold)
+        threshold = compaction.threshold_of(run.request)
         if threshold is None or is_awaited:
             return None
         turn = run.turn_request()

@@ -328,8 +328,6 @@ class CompactionSettings(Group):
 
     prompt: str | None = None
     """instruction to summarize a history (unset: a built-in one)"""
-    threshold: int = Field(100_000, gt=0)
-    """number of tokens above which a history is compacted if context_management has no compact_threshold"""
 
 
 class LimitSettings(Group):

@@ -114,7 +114,7 @@ def test_the_item_keeps_its_envelope_and_nothing_that_is_not_sealed() -> None:
 
 @pytest.mark.parametrize(
     ("entries", "threshold"),
-    [([], None), ([{"type": "compaction"}], 50), ([{"type": "compaction", "compact_threshold": 9}], 9)],
+    [([], None), ([{"type": "compaction"}], 100_000), ([{"type": "compaction", "compact_threshold": 9}], 9)],
 )
-def test_the_threshold_is_the_requests_or_the_servers(entries: Any, threshold: int | None) -> None:
-    assert compaction.threshold_of(parse({"input": "x", "context_management": entries}), 50) == threshold
+def test_the_threshold_is_the_requests_or_100000_tokens(entries: Any, threshold: int | None) -> None:
+    assert compaction.threshold_of(parse({"input": "x", "context_management": entries})) == threshold

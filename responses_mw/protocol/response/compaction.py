@@ -26,6 +26,8 @@ from ..request.items import user_message
 from ..types import Document, Item
 
 TRIGGER = "compaction_trigger"
+DEFAULT_THRESHOLD = 100_000
+"""Number of tokens above which a history is compacted if an entry of `context_management` has no `compact_threshold`."""
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
@@ -57,13 +59,9 @@ def is_asked(items: Sequence[Item]) -> bool:
     return bool(items) and items[-1]["type"] == TRIGGER
 
 
-def threshold_of(request: CreateResponse, default: int) -> int | None:
-    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted.
-
-    `default` applies if the request asks for compaction but does not set a threshold.
-    """
-    wanted = [entry.get("compact_threshold", default) for entry in request.context_management]
-    return min(wanted, default=None)
+def threshold_of(request: CreateResponse) -> int | None:
+    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted."""
+    return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 
 def create_body(body: Any) -> dict[str, Any]:
