@@ -1,7 +1,4 @@
-"""Assembly of the application from the settings.
-
-Only this module chooses concrete classes, creates their objects, and closes them.
-"""
+"""Assembly of the application from the settings. Only this module chooses concrete classes, and opens and closes objects."""
 
 from __future__ import annotations
 
@@ -45,13 +42,10 @@ from .upstream.transports.asgi import ASGITransport
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 10_000
-"""Maximum number of connections to the upstream. Proxied requests use a separate pool of the same size.
-
-The value is high, because the upstream limits its own concurrency.
-"""
+"""Maximum number of connections of a pool. The value is high, because the upstream limits its own concurrency."""
 
 COMMIT_TIMEOUTS = 5
-"""Maximum time for which storing a finished response is retried, as a multiple of `redis.timeout`."""
+"""Maximum time for retries of storing a finished response, as a multiple of `redis.timeout`."""
 
 IN_PROCESS = "http://localhost"
 """Base URL for calls to the wrapped application in this process."""
@@ -61,10 +55,7 @@ _DETECTION_TIMEOUT = 2.0
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return a `NetworkTransport` for the upstream, or httpx's transport if httptools is not installed.
-
-    `NetworkTransport` uses a third of the CPU time of httpx's transport.
-    """
+    """Return a `NetworkTransport`, or httpx's transport, which uses three times the CPU time, if httptools is not installed."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -80,8 +71,7 @@ async def open_upstream(
 ) -> AsyncIterator[Upstream]:
     """Open a client for the server at `upstream.url`, or for `app` if no URL is set.
 
-    `transport` defaults to a network transport for a URL, and to an `ASGITransport` for `app`. It is closed on exit. If a URL
-    is set, try to detect the server's dialect first.
+    `transport` defaults to a network transport for a URL, and to an `ASGITransport` for `app`. The transport is closed on exit.
     """
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
@@ -95,23 +85,19 @@ async def open_upstream(
 
 
 async def _detect(upstream: Upstream, url: str) -> None:
-    """Try to detect the upstream's dialect. If the upstream does not answer in time, log a warning.
-
-    The dialect is then detected by the first request.
-    """
     try:
         async with asyncio.timeout(_DETECTION_TIMEOUT):
             await upstream.dialect(Caller())
-    except (APIError, TimeoutError):
+    except (APIError, TimeoutError):  # the first request detects the dialect
         logger.warning("the upstream %s does not answer yet", url)
 
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in the configured Redis or in an embedded Valkey. Yield None if neither is available.
+    """Open the state in Redis or, if `redis.url` is not set, in an embedded Valkey. Yield None if Valkey is not installed.
 
-    If the configured Redis is unavailable, log a warning; it is used as soon as it is available. Raises `StartupError` if
-    `redis.url` is invalid, or if Redis is unsuitable or might evict data.
+    An unavailable Redis is used as soon as it is available. Raises `StartupError` if `redis.url` is invalid, or if Redis is
+    unsuitable or may evict data.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -176,10 +162,7 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner. Close them on exit.
-
-    `app` is the upstream if no URL is set. `transport` is passed to `open_upstream`.
-    """
+    """Open the upstream, the state, the cache and the runner. `app` and `transport` are arguments of `open_upstream`."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
@@ -190,16 +173,8 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         cache = await _open_cache(stack, upstream, state, sealer, settings) if state is not None else None
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=system_tls()))
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
-        runner = Runner(
-            upstream,
-            backend,
-            History(state, required=settings.state.required),
-            tools,
-            sealer,
-            settings.compaction,
-            settings.upstream,
-            cache,
-        )
+        history = History(state, required=settings.state.required)
+        runner = Runner(upstream, backend, history, tools, sealer, settings.compaction, settings.upstream, cache)
         yield Core(upstream, state, sealer, runner, cache)
 
 
@@ -213,27 +188,17 @@ async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
 def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:
-    """Create the backend for the upstream's API, and the tools.
-
-    If the upstream has a Responses API, tools are forwarded to it instead of being run by this server.
-    """
     is_open = settings.server.reasoning_events == "open_responses"
-    kind = ForwardedTools if settings.upstream.api == "responses" else Tools
-    tools = kind(settings.tools, settings.search, http, sealer)
-    if kind is ForwardedTools:
+    if settings.upstream.api == "responses":
+        tools = ForwardedTools(settings.tools, settings.search, http, sealer)
         return ResponsesBackend(upstream, sealer, settings.upstream, tools.echo, open_reasoning=is_open), tools
-    return ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open), tools
+    backend = ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open)
+    return backend, Tools(settings.tools, settings.search, http, sealer)
 
 
 async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, sealer: Sealer, settings: Settings) -> Cache:
-    """Open the cache in the state's Redis.
-
-    The embeddings client uses the upstream's transport. If that transport calls the wrapped application and
-    `cache.embedding_url` is set, the client gets a network transport of its own. Raises `StartupError` if semantic caching is
-    configured but numpy is not installed.
-    """
     transport = upstream.transport
-    if settings.upstream.url is None and settings.cache.embedding_url is not None:
+    if settings.upstream.url is None and settings.cache.embedding_url is not None:  # the upstream's transport calls the app
         transport = await stack.enter_async_context(network_transport())
     cache = Cache(
         state.client,
@@ -248,7 +213,7 @@ async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, s
 
 @asynccontextmanager
 async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
-    """Open the client of the embeddings server for a command. Yield None if no model or no URL is set.
+    """Open a client of the embeddings server for a command, or yield None if no model or no URL is set.
 
     Raises `StartupError` if numpy is not installed.
     """
@@ -274,10 +239,10 @@ async def open_application(
     scope: MutableMapping[str, Any] | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Application]:
-    """Open the application that handles the Responses API in front of `app`. Close it on exit.
+    """Open the application that serves the Responses API in front of `app`.
 
-    If `app` is the upstream, background responses call it with the members of `scope`. The replica is not ready until
-    `is_listening` returns true. The worker is not started, because `app`, which may be the upstream, must start first.
+    If `app` is the upstream, background responses call `app` with the members of `scope`. The replica is not ready until
+    `is_listening` returns true. The caller starts the worker, because `app`, which may be the upstream, must start first.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
@@ -305,7 +270,6 @@ def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
-    """Wrap the routes in the configured middleware: rate limits, API keys, CORS and telemetry, from the inside out."""
     if limits.are_set:
         routes = RateLimitMiddleware(routes, limits)
     keys = APIKeys.of(settings.auth)
@@ -320,9 +284,9 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
 class ResponsesMiddleware(Dispatcher):
     """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes requests for all other paths to `app`.
 
-    The model is called at `settings.upstream.url`. If no URL is set, the Chat Completions API of `app` is called. By default,
-    `settings` are read from the environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` requires. If
-    `transport` is given, it is used for the calls to the upstream and closed at shutdown.
+    The model is called at `settings.upstream.url` or, if no URL is set, at the Chat Completions API of `app`. By default,
+    `settings` are read from the environment, because `vllm serve --middleware` passes no settings. `transport` replaces the
+    default transport of the calls to the upstream, and is closed at shutdown.
     """
 
     def __init__(

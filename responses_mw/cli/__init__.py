@@ -1,8 +1,4 @@
-"""The command line: `responses-mw serve`, `worker`, `cache`, `sandbox` and `demo`.
-
-This module parses the arguments. `commands` defines the commands and their flags, `serve` starts the server's processes, and
-`check` implements `serve --check`.
-"""
+"""The command line. This module parses the arguments; `commands` defines the commands and their flags."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from .commands import COMMANDS
 __all__ = ["COMMANDS", "main"]
 
 _SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
-"""Short flags by setting. They replace pydantic-settings' `cli_shortcuts`, which cannot use the name of a group as a flag."""
+"""Short flags by setting. pydantic-settings' own `cli_shortcuts` cannot use the name of a group as a flag."""
 
 _PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
 _ENDINGS = {
@@ -66,10 +62,7 @@ def _usage() -> str:
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:
-    """Run the command `name` with the settings from `arguments`, the environment and the config file.
-
-    If the settings are invalid or a package is missing, exit with an error message.
-    """
+    """Run the command `name`. If its settings are invalid or a package is missing, exit with an error message."""
     command = COMMANDS[name]
     parser = _Parser(command)
     source: CliSettingsSource[Any] = CliSettingsSource(
@@ -96,7 +89,7 @@ def _explained(error: ValidationError | SettingsError) -> str:
 
 
 class _Parser(ArgumentParser):
-    """Parser for the flags of a command. There are flags only for the settings in the command's `uses`, if it is defined."""
+    """Parser for the flags of a command. If the command defines `uses`, only the settings in `uses` have flags."""
 
     def __init__(self, command: type[BaseSettings]) -> None:
         super().__init__(
@@ -111,7 +104,7 @@ class _Parser(ArgumentParser):
         self._unused: list[str] = []
 
     def add_setting(self, group: Any, *names: str, **options: Any) -> None:
-        """Add the flag of a setting, with a readable placeholder and without an empty default in its help text."""
+        """Add the flag of a setting, with a readable placeholder. An empty default is not shown in the help text."""
         setting = options.get("dest", "")  # a positional argument has none
         if options["help"] == SUPPRESS:  # a group as JSON
             return
@@ -130,7 +123,7 @@ class _Parser(ArgumentParser):
         group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments. If a flag is unknown, print the most similar flag and exit."""
+        """Parse the arguments. If a flag is unknown, exit with an error that names the most similar flag."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]

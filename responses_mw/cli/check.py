@@ -1,4 +1,4 @@
-"""Implementation of `responses-mw serve --check`, which tests the settings and all servers and files that they refer to."""
+"""`responses-mw serve --check`: test the settings, and all servers and files that they name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..upstream import Caller, Upstream
 from ..upstream.prefill import PrefillProof
 
 _PATIENCE = 10.0
-"""Maximum number of seconds that a check waits for the answer of a server to which it has connected."""
+"""Maximum value of `upstream.timeout` and `tools.timeout`, and value of `cache.timeout`, during the check."""
 _MAX_PROVEN = 8
-"""Maximum number of models for which the continuation of interrupted answers is tested."""
+"""Maximum number of models for which the continuation of interrupted answers is tested. Each test generates one token."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
-    """Test the settings and everything that they refer to, and print the results. Return 0 if all tests succeed, or else 1.
+    """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    `unknown` are the environment variables that have our prefix but are not settings. If there are any, the test fails.
-    `check_ports` raises `OSError` if a port cannot be opened.
+    Any variable in `unknown`, the unknown environment variables with our prefix, is a failure. `check_ports` raises `OSError`
+    if a port cannot be opened.
     """
     hasty = settings.model_copy(
         update={
@@ -42,46 +42,54 @@ async def check(settings: Settings, unknown: list[str], check_ports: Callable[[]
     return 0 if all(results) else 1
 
 
+def _passed(label: str, text: str) -> bool:
+    print(f"{label:10}{text}")
+    return True
+
+
+def _failed(label: str, text: object) -> bool:
+    print(f"{label:10}{text}", file=sys.stderr)
+    return False
+
+
 def _check_files(settings: Settings, unknown: list[str]) -> bool:
     try:
         APIKeys.of(settings.auth)
         Prompts(settings.server.prompts_dir)
     except (InvalidKeys, InvalidPrompt, OSError) as error:
-        print(f"settings: {error}", file=sys.stderr)
-        return False
+        return _failed("settings:", error)
     if unknown:
-        print(f"settings: unknown in the environment: {', '.join(unknown)}", file=sys.stderr)
-        return False
-    print("settings: valid")
-    for name, origin in origins(settings).items():
-        if name != "check":
-            print(f"          {name} from {origin}")
+        return _failed("settings:", f"unknown in the environment: {', '.join(unknown)}")
+    _passed("settings:", "valid")
+    return all(_passed("", f"{name} from {origin}") for name, origin in origins(settings).items() if name != "check")
+
+
+def _check_ports(check_ports: Callable[[], None]) -> bool:
+    try:
+        check_ports()
+    except OSError as error:
+        return _failed("port:", error.strerror)
     return True
 
 
 async def _check_upstream(settings: Settings) -> bool:
-    caller, is_chat = Caller(), settings.upstream.api == "chat"
+    caller, url = Caller(), settings.upstream.url
     try:
         async with open_upstream(no_app, settings) as upstream:
-            models = await upstream.models(caller)
+            models = [model["id"] for model in await upstream.models(caller)]
             dialect = await upstream.dialect(caller)
-            continued = await _continued(upstream, [model["id"] for model in models], caller) if is_chat else []
+            continued = await _continued(upstream, models, caller) if settings.upstream.api == "chat" else []
     except APIError as error:
         advice = " (its key: --upstream.api-key)" if error.status in (401, 403) else ""
-        print(f"upstream: {settings.upstream.url}: {error.message}{advice}", file=sys.stderr)
-        return False
-    print(f"upstream: {settings.upstream.url} answers")
-    print(f"dialect:  {dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
-    print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
-    print(f"          interrupted answers can be continued for: {', '.join(continued) or 'none'}")
-    return True
+        return _failed("upstream:", f"{url}: {error.message}{advice}")
+    _passed("upstream:", f"{url} answers")
+    _passed("dialect:", f"{dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
+    _passed("models:", ", ".join(models) or "none")
+    return _passed("", f"interrupted answers can be continued for: {', '.join(continued) or 'none'}")
 
 
 async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:
-    """Return the models whose interrupted answers can be continued.
-
-    Only the first `_MAX_PROVEN` of `models` are tested. Each test generates one token.
-    """
+    """Return those of the first `_MAX_PROVEN` models whose interrupted answers can be continued."""
     proof, proven = PrefillProof(upstream), []
     for model in models[:_MAX_PROVEN]:
         with suppress(APIError):  # not a chat model, e.g. an embedding model
@@ -93,50 +101,37 @@ async def _check_state(settings: Settings) -> bool:
     try:
         async with open_state(settings) as state:
             if state is None:
-                print("state:    none: responses are not stored")
-                return True
+                return _passed("state:", "none: responses are not stored")
             health = await state.check()
             keys = [secret.get_secret_value() for secret in settings.auth.secret_keys]
             agree = not keys or await state.check_keys(Sealer(keys).key_ids)
     except (APIError, StartupError) as error:
-        print(f"state:    {error}", file=sys.stderr)
-        return False
+        return _failed("state:", error)
     kind = "" if settings.redis.url else " (embedded)"
     maximum = health.max_memory or "unlimited"
-    print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {maximum} bytes used")
+    _passed("state:", f"{health.server}{kind}, {health.policy}, {health.used_memory} of {maximum} bytes used")
     for warning in health.warnings:
-        print(f"          {warning}", file=sys.stderr if warning == health.fault else sys.stdout)
+        (_failed if warning == health.fault else _passed)("", warning)
     if not agree:
-        print("          auth.secret_keys differs from the keys of other replicas", file=sys.stderr)
+        _failed("", "auth.secret_keys differs from the keys of other replicas")
     return agree and not health.fault
 
 
-def _check_ports(check_ports: Callable[[], None]) -> bool:
-    try:
-        check_ports()
-    except OSError as error:
-        print(f"port:     {error.strerror}", file=sys.stderr)
-        return False
-    return True
-
-
 async def _check_embeddings(settings: Settings) -> bool:
-    if settings.cache.embedding_model is None:
+    model = settings.cache.embedding_model
+    if model is None:
         return True
     try:
         async with open_embeddings(settings) as embeddings:
             assert embeddings is not None
             vector = await embeddings.embed("Hello")
     except (NoEmbedding, StartupError) as error:
-        print(f"cache:    {error}", file=sys.stderr)
-        return False
-    print(f"cache:    {settings.cache.embedding_model} makes vectors of {len(vector)} dimensions")
-    return True
+        return _failed("cache:", error)
+    return _passed("cache:", f"{model} makes vectors of {len(vector)} dimensions")
 
 
 async def _check_tools(settings: Settings) -> bool:
-    """Test each configured tool. Do nothing if the upstream has a Responses API, because it runs the tools itself."""
-    if settings.upstream.api == "responses":
+    if settings.upstream.api == "responses":  # the upstream runs the tools
         return True
     used: dict[str, tuple[Tool, str | None]] = {
         f"MCP server '{label}'": ({"type": "mcp", "server_label": label}, None) for label in settings.tools.mcp_servers
@@ -150,9 +145,13 @@ async def _check_tools(settings: Settings) -> bool:
 
 
 async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None) -> bool:
-    """Open the tool, call it unless `arguments` is None, and print the result. Return whether the tool works."""
+    """Open the tool, and call it unless `arguments` is None."""
+
+    async def accept() -> None:
+        """Accept every call, because the operator may call all tools."""
+
     try:
-        toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, _accept)
+        toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, accept)
         assert toolbox is not None
         try:
             await toolbox.open()
@@ -161,20 +160,12 @@ async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None
         finally:
             await toolbox.aclose()
     except APIError as error:
-        fault = error.message
-    else:
-        fault = str(result.content) if result is not None and result.failed else ""
-    if fault:
-        print(f"tools:    {name}: {fault.removeprefix(f'{name}: ')}", file=sys.stderr)
-        return False
-    print(f"tools:    {name}: {'works' if arguments else 'lists ' + str(offered) + (' tool' if offered == 1 else ' tools')}")
-    return True
-
-
-async def _accept() -> None:
-    """Accept every call. This is the gate for the checks, because the operator may call all tools."""
+        return _failed("tools:", f"{name}: {error.message.removeprefix(f'{name}: ')}")
+    if result is not None and result.failed:
+        return _failed("tools:", f"{name}: {str(result.content).removeprefix(f'{name}: ')}")
+    return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")
 
 
 async def no_app(*_: object) -> None:
-    """Raise `NotImplementedError`. This takes the place of the wrapped application in commands that have none."""
+    """ASGI application for commands that wrap no application. Always raises `NotImplementedError`."""
     raise NotImplementedError("a check calls no application")

@@ -1,4 +1,4 @@
-"""The commands. `uses` contains patterns of the settings that a command uses. A command without `uses` uses all settings."""
+"""The commands. `uses` lists patterns of the settings that a command has flags for. Without `uses`, it has all flags."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ class WorkerCommand(Settings):
             "auth.secret_keys": self.auth.secret_keys,
             "jobs.concurrency": self.jobs.concurrency,
         }
-        missing = [name for name, value in required.items() if not value]
-        if missing:
+        if missing := [name for name, value in required.items() if not value]:
             sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
         try:
             asyncio.run(work(self))
@@ -194,26 +193,27 @@ async def work(settings: Settings) -> None:
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(no_app, settings) as core:
-        upstream, state, worker = core.upstream, core.state, create_worker(core, settings)
+        worker = create_worker(core, settings)
 
         def stop() -> None:
             if worker.running and not stopping.is_set():
-                seconds = f"{settings.server.drain_timeout:g} s"
-                logger.info("stopping: waiting up to %s for %d background responses", seconds, worker.running)
+                seconds = settings.server.drain_timeout
+                logger.info("stopping: waiting up to %g s for %d background responses", seconds, worker.running)
             stopping.set()
             worker.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        async with open_admin(settings.server, checks(upstream, state, lambda: not stopping.is_set()), state):
-            announce(settings, "runs background responses", summary(settings, upstream.known_dialect, has_state=True))
+        readiness = checks(core.upstream, core.state, lambda: not stopping.is_set())
+        async with open_admin(settings.server, readiness, core.state):
+            announce(settings, "runs background responses", summary(settings, core.upstream.known_dialect, has_state=True))
             await worker.run()
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether the second text would get the cached answer to the first text.
+    """Print whether the second text would get the first text's cached answer.
 
-    Return the exit status: 0 if it would, 1 if not, 2 if the texts or the settings are invalid.
+    Return the exit status: 0 if so, 1 if not, 2 if the texts or the settings are invalid.
     """
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
@@ -230,7 +230,7 @@ async def explain_cache(settings: CacheCommand) -> int:
 
 
 async def run_cache_command(settings: CacheCommand) -> int:
-    """Run `cache stats` or `cache purge`. Return the exit status: 0, or 1 if Redis cannot be used."""
+    """Run `cache stats` or `cache purge`. Return the exit status: 0, or 1 if an error was printed."""
     try:
         async with open_state(settings) as state:
             assert state is not None

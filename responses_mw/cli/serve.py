@@ -1,8 +1,7 @@
 """The command `responses-mw serve`, in one or several processes, and the start message.
 
 With `--processes N`, each process has its own listening socket (SO_REUSEPORT), and the kernel distributes the connections. The
-parent process handles no requests. It reserves the port with a socket that does not listen, starts the processes, forwards
-signals to them, and replaces processes that exit. If the parent exits, the processes drain and exit, too.
+parent only reserves the port, starts and replaces processes, and forwards signals. If the parent exits, its processes drain.
 """
 
 from __future__ import annotations
@@ -32,20 +31,16 @@ from ..telemetry.setup import set_up_logs, set_up_sdk
 from ..version import VERSION
 
 if TYPE_CHECKING:
-    from ..app import ResponsesMiddleware
     from ..asgi.listener import DrainingServer
     from .commands import ServeCommand
 
 logger = logging.getLogger(__name__)
 
 STARTUP_FAILURE = 3
-"""The exit status of a server that could not start. uvicorn uses the same status."""
+"""Exit status of a server that could not start, as in uvicorn."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Initial and maximum number of seconds before an exited process is replaced.
-
-The pause is doubled whenever the replacement fails to start.
-"""
+"""Initial and maximum number of seconds before an exited process is replaced. Each failed start doubles the pause."""
 
 
 def serve(settings: ServeCommand) -> None:
@@ -60,8 +55,7 @@ def _run_server(
 ) -> None:
     """Serve in this process until a signal stops the process. If the server cannot start, exit with an error status.
 
-    `started` is called in the event loop when the server is listening, with the server and the facts for the start message. If
-    `listener` is given, the server listens on this socket.
+    When the server is listening, `started` is called in the event loop with the server and the facts for the start message.
     """
     import uvicorn
 
@@ -94,7 +88,13 @@ def _run_server(
         server_header=False,
         date_header=False,
     )
-    server = DrainingServer(config, app, settings.server.drain_timeout, lambda: started(server, _facts(settings, app)))
+
+    def announce_start() -> None:
+        application = app.application
+        assert application is not None
+        started(server, summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None))
+
+    server = DrainingServer(config, app, settings.server.drain_timeout, announce_start)
     server.run([listener] if listener is not None else None)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
@@ -114,9 +114,9 @@ def check_ports(settings: ServeCommand) -> None:
 
 
 def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
-    """Print the start message: a headline that ends with `started`, such as `runs background responses`, and the facts.
+    """Print the start message: the version, `started` (such as `runs background responses`), and a line for each fact.
 
-    If the log format is JSON, log a record instead.
+    If the log format is JSON, log the message and the facts as one record instead.
     """
     headline = f"responses-mw {VERSION} {started}"
     if settings.server.log_format == "json":
@@ -128,20 +128,13 @@ def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
 
 
 def _announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
-    host, port = address[:2]
-    host = f"[{host}]" if ":" in host else host
-    announce(settings, f"listens on http://{host}:{port}{settings.server.base_path}/v1", facts)
-
-
-def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
-    application = app.application
-    assert application is not None
-    facts = summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None)
-    return {"processes": str(settings.processes), **facts} if settings.processes > 1 else facts
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    processes = {"processes": str(settings.processes)} if settings.processes > 1 else {}
+    announce(settings, f"listens on http://{host}:{address[1]}{settings.server.base_path}/v1", processes | facts)
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if it has not been detected yet."""
+    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
@@ -199,7 +192,6 @@ def _limits(settings: Settings) -> str:
 
 
 def _supervise(settings: ServeCommand) -> int:
-    """Run several processes until a signal stops them. Return the exit status."""
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
@@ -214,7 +206,7 @@ def _supervise(settings: ServeCommand) -> int:
 
 
 def _socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the port with SO_REUSEPORT but is not listening."""
+    """Bind a socket with SO_REUSEPORT, without listening."""
     bound = socket.socket(address_family(host))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -223,29 +215,21 @@ def _socket(host: str, port: int) -> socket.socket:
 
 
 class _Child:
-    """A child process that runs a server.
-
-    The process is spawned, because asyncio and threads do not survive a fork. It imports all modules again, so it takes seconds
-    to start.
-    """
-
     def __init__(self, settings: ServeCommand) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # asyncio and threads do not survive a fork
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(target=_run_child, args=(settings, writer))
         self._process.start()
         writer.close()
         self.stop = self._process.terminate
         self.facts: dict[str, str] | None = None
-        """The facts for the start message, which the process sends when its server is listening. None until then."""
+        """The facts for the start message. None until the process's server is listening."""
 
-    @property
-    def pid(self) -> int:
         assert self._process.pid is not None
-        return self._process.pid
+        self.pid: int = self._process.pid
 
     async def start(self) -> bool:
-        """Wait until the server in the process is listening or the process has exited. Return whether it is listening."""
+        """Wait until the process's server is listening or the process exits. Return whether the server is listening."""
         await _readable(self._reader.fileno())
         try:
             self.facts = self._reader.recv()
@@ -256,7 +240,7 @@ class _Child:
         return True
 
     async def end(self) -> int:
-        """Wait until the process exits, and return its exit status."""
+        """Wait until the process exits. Return its exit status."""
         await _readable(self._process.sentinel)
         self._process.join()
         assert self._process.exitcode is not None
@@ -298,13 +282,12 @@ class _Supervisor:
         return child
 
     def _stop(self) -> None:
-        """Stop all processes. Ctrl-C does not reach them directly, because each has its own process group."""
         self._stopping.set()
-        for child in self._children:
+        for child in self._children:  # Ctrl-C does not reach them, because each has its own process group
             child.stop()
 
     async def _keep(self, child: _Child) -> None:
-        """Wait until a process exits, and replace it. Repeat until the server stops."""
+        """Replace the process, and every replacement, when it exits. Return when the server stops."""
         pause = _FIRST_PAUSE
         while True:
             status = await child.end()
@@ -323,10 +306,7 @@ class _Supervisor:
             pause = _FIRST_PAUSE if await child.start() else min(2 * pause, _LONGEST_PAUSE)
 
     async def _replacement(self, pause: float) -> _Child | None:
-        """Start a process after `pause` seconds and return it. Return None if the server stops.
-
-        If the system lacks the resources to start a process, retry after longer pauses.
-        """
+        """Start a process after `pause` seconds, or later if the system lacks resources. Return None if the server stops."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
@@ -350,10 +330,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _run_child(settings: ServeCommand, started: Connection) -> None:
-    """Run the server of a child process, and stop it if the parent exits.
-
-    When the server is listening, the facts for the start message are sent to `started`.
-    """
+    """Run the server of a child process until the parent exits. Send the facts to `started` when the server is listening."""
     os.setpgid(0, 0)
     set_up_logs(settings.server.log_level, settings.server.log_format)
     parent = multiprocessing.parent_process()
@@ -363,7 +340,7 @@ def _run_child(settings: ServeCommand, started: Connection) -> None:
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            loop.remove_reader(parent.sentinel)  # it stays readable, so this function would be called repeatedly
+            loop.remove_reader(parent.sentinel)  # the sentinel stays readable, so `stop` would be called again and again
             server.stop()
 
         loop.add_reader(parent.sentinel, stop)
