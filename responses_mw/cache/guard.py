@@ -1,16 +1,12 @@
 """The guard, which decides whether the answer to one text may be reused for a similar text.
 
-Similar embeddings show that two texts have the same topic, but not that they ask the same question. A number, a negation or
-swapped names hardly change a vector.
+Similar embeddings show that two texts have the same topic, but not that they ask the same question. Numbers, units, dates,
+negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and compare must be the same
+in both texts, and the words in both must have the same order. A strict guard (the default) also compares all other words,
+except for spelling, synonyms, plurals and ways of asking. A text in a script other than Latin, a text that looks like code, and
+a text without any content word match only themselves.
 
-1. Numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and
-   compare must be the same in both texts, and the words in both must have the same order.
-2. A strict guard (the default) requires all other words to be the same too, except for spelling, synonyms, plurals and ways of
-   asking. So vectors only find candidates. A `loose` guard ignores differences in these other words.
-3. A text in a script other than Latin, a text that looks like code, and a text without any content word match only themselves.
-4. A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer. So the guard refuses when in doubt.
-
-The guard compares `Signature`s, which contain salted hashes of words. The text itself is not stored.
+A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer, so the guard refuses when in doubt.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,14 +25,15 @@ _LIKE_CODE = re.compile(r"[{}\[\]<>=|\\^~`;]|\n\s|\w\(|//|/\*")
 _PLAIN = str.maketrans(
     {"’": "'", "‘": "'", "`": "'", "“": '"', "”": '"', "„": '"', "–": "-", "—": "-", "−": "-", "\u00a0": " "}
 )
-_CHANGES_MEANING = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")
+_LOST_BY_NFKC = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")
+"""Decompositions that change the meaning: 10² would become 102."""
 
 Hashes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The properties of a text that the guard compares, as hashes. If a text is not `plain`, only `whole` is compared."""
+    """What the guard compares of a text, as salted hashes of words. If a text is not `plain`, only `whole` is compared."""
 
     whole: str
     plain: bool
@@ -51,7 +49,7 @@ class Signature:
     articles: Hashes = ()
     names: Hashes = ()
     careful: bool = False
-    """Whether the text seems to use capitals correctly, judging by its first letter and "I"."""
+    """Whether the text seems to use capitals correctly, based on its first letter and the word "I"."""
     proper: Hashes = ()
     """Capitalized words within a sentence."""
     bare: Hashes = ()
@@ -115,33 +113,29 @@ def difference(one: Signature, other: Signature, *, strict: bool = True) -> str 
 
 
 def _names_differ(one: Signature, other: Signature) -> bool:
-    """Return whether a name in `one` is missing in `other`, or is not capitalized in `other` although both use capitals."""
     if not set(one.names) <= set(other.forms):
         return True
     return one.careful and other.careful and not set(one.proper) <= set(other.names)
 
 
 def _number_matters(one: Signature, other: Signature) -> bool:
-    """Return whether a plural or an article in `one` changes the meaning.
-
-    It does if `one` has the plural of a word that has no article in `other` (damage and damages, http and https), or if `one`
-    has "the" where `other` has "a".
-    """
+    # A plural differs from a singular without an article (damage and damages, http and https), and "the" from "a".
     return not (set(one.plurals).isdisjoint(other.bare) and set(one.definite).isdisjoint(other.indefinite))
 
 
 def signature(text: str, *, salt: str = "") -> Signature:
     """Return the signature of `text`. Only signatures with the same `salt` are comparable."""
     digest = _digest(salt)
-    ascii_only = text.isascii()
-    plain_text = " ".join((text if ascii_only else unicodedata.normalize("NFKC", text).translate(_PLAIN)).split())
-    if _LIKE_CODE.search(text) or not (ascii_only or all(map(_keeps_meaning, text))):
+    if _LIKE_CODE.search(text) or any(unicodedata.decomposition(letter).startswith(_LOST_BY_NFKC) for letter in text):
         return Signature(digest(text.strip()), plain=False)
-    bare = plain_text.strip(EDGES + " ")
-    whole = digest(bare[:1].lower() + bare[1:] + _question_mark(plain_text))  # other capitals may change the meaning
-    if not (plain_text.isascii() or all(map(_is_latin, plain_text))):
+    text = " ".join(unicodedata.normalize("NFKC", text).translate(_PLAIN).split())
+    bare = text.strip(EDGES + " ")
+    # The question mark counts if nothing else shows that the text is a question. Other capitals may change the meaning.
+    is_marked = text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN)
+    whole = digest(bare[:1].lower() + bare[1:] + "?" * is_marked)
+    if not all(map(_is_latin, text)):
         return Signature(whole, plain=False)
-    reading = _Reading(plain_text)
+    reading = _Reading(text)
     if not any(reading.lists[name] for name in _CONTENT):
         return Signature(whole, plain=False)
     hashes = {
@@ -152,19 +146,8 @@ def signature(text: str, *, salt: str = "") -> Signature:
 
 
 def _digest(salt: str) -> Callable[[str], str]:
-    """Return a function that hashes a word with `salt`."""
     key = hashlib.sha256(salt.encode()).digest()
     return lambda word: hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=6).hexdigest()
-
-
-def _question_mark(text: str) -> str:
-    """Return "?" if only the question mark shows that the text is a question, otherwise an empty string."""
-    return "?" if text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN) else ""
-
-
-def _keeps_meaning(letter: str) -> bool:
-    """Return whether NFKC preserves the meaning of `letter`. It does not for 10², which would become 102."""
-    return not unicodedata.decomposition(letter).startswith(_CHANGES_MEANING)
 
 
 def _is_latin(letter: str) -> bool:
@@ -195,7 +178,7 @@ class _Reading:
         self.careful = text[:1].isupper() and not _LOWER_I.search(text)
         text = _PERCENT.sub(" percent", text)
         self.lists["quoted"] = _QUOTED.findall(text)
-        self.lists["literals"] = list(literals(text))
+        self.lists["literals"] = literals(text)
         words = tokens(text)
         texts = {word.text for word in words}
         self._english = not texts.isdisjoint(lexicon.ENGLISH) and texts.isdisjoint(lexicon.FOREIGN) and "¿" not in text
@@ -213,10 +196,10 @@ class _Reading:
         self._determined = 0
         self._article: str | None = None
         for place, word in enumerate(words):
-            self._classify(word, after_number=place > 0 and _is_number(words[place - 1].text))
+            before = words[place - 1].text if place else ""
+            self._classify(word, after_number=before.startswith("#") or before in lexicon.NUMBERS)
 
     def _classify(self, word: Word, *, after_number: bool) -> None:
-        """Add a word to the list of its class."""
         kind = _kind_of(word, after_number=after_number)
         self._determined = _REACH if word.text in lexicon.DETERMINERS else self._determined - 1
         if kind is not None:
@@ -236,10 +219,9 @@ class _Reading:
     def _add_content(self, word: Word) -> None:
         """Add a content word to `content`, `words` and `forms`, and to the lists for its number and its capitals."""
         lists = self.lists
-        form = _cased(word, spelled(word.text) if self._closely else word.text)
-        stem = form
+        form = stem = _cased(word, spelled(word.text) if self._closely else word.text)
         if self._closely:
-            singular = _singular(form) if form not in lexicon.WRITTEN else form
+            singular = form if form in lexicon.WRITTEN else _singular(form)
             stem = singular if singular in self._clashing else lexicon.SYNONYMS.get(singular, singular)
             if singular != form:
                 lists["plurals"].append(stem)
@@ -256,12 +238,13 @@ class _Reading:
 
 def _without_plain_commas(words: list[Word]) -> list[Word]:
     """Remove commas that have no meaning: at an edge, after a number, or before a conjunction."""
-
-    def is_significant(place: int) -> bool:
-        inside = 0 < place < len(words) - 1
-        return inside and not words[place - 1].text.startswith("#") and words[place + 1].text not in lexicon.JOINS
-
-    return [word for place, word in enumerate(words) if word.text != "," or is_significant(place)]
+    commas = [place for place, word in enumerate(words) if word.text == ","]
+    plain = {
+        place
+        for place in commas
+        if place in (0, len(words) - 1) or words[place - 1].text.startswith("#") or words[place + 1].text in lexicon.JOINS
+    }
+    return [word for place, word in enumerate(words) if place not in plain]
 
 
 # -- classes of words ----------------------------------------------------------------------------------------------------------
@@ -294,15 +277,8 @@ def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
     return None if text[0].isalpha() else ("symbols", text)
 
 
-def _is_number(text: str) -> bool:
-    return text.startswith("#") or text in lexicon.NUMBERS
-
-
 def _unit(word: Word, *, after_number: bool) -> str | None:
-    """Return the name of the unit, or None if the word is not a unit.
-
-    A single letter is a unit only after a number, and M is not m.
-    """
+    """Return the name of the unit, if `word` is one. A single letter is a unit only after a number, and M is not m."""
     if len(word.text) == 1 and not after_number:
         return None
     unit = lexicon.UNITS.get(word.text) or lexicon.UNITS.get(_singular(word.text))
@@ -321,13 +297,11 @@ def _with_letters(words: list[Word]) -> list[Word]:
 
     Ignore the case of a letter that enumerates (vitamin D, plan B).
     """
-
-    def read(place: int, word: Word) -> Word:
-        if _is_letter(words, place):
-            return Word("letter " + word.text)
-        return Word(word.text) if place and words[place - 1].text in lexicon.LETTERED else word
-
-    return [read(place, word) if len(word.text) == 1 else word for place, word in enumerate(words)]
+    marked = [Word("letter " + word.text) if _is_letter(words, place) else word for place, word in enumerate(words)]
+    return [
+        Word(word.text) if len(word.text) == 1 and before.text in lexicon.LETTERED else word
+        for before, word in zip([Word(""), *words], marked, strict=False)
+    ]
 
 
 def _is_letter(words: list[Word], place: int) -> bool:
@@ -342,23 +316,19 @@ def _is_letter(words: list[Word], place: int) -> bool:
 
 
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
-    """Return the words whose synonym is also in the text, where both must be kept apart (delete and remove)."""
-    by_stem: dict[str, set[str]] = {}
-    for word in words:
-        singular = _singular(word.text)
-        if singular in lexicon.SYNONYMS:
-            by_stem.setdefault(lexicon.SYNONYMS[singular], set()).add(singular)
-    return frozenset().union(*(group for group in by_stem.values() if len(group) > 1))
+    """Return the words whose synonym is also in the text (delete and remove), and which therefore keep their form."""
+    singulars = {_singular(word.text) for word in words} & lexicon.SYNONYMS.keys()
+    uses = Counter(lexicon.SYNONYMS[singular] for singular in singulars)
+    return frozenset(singular for singular in singulars if uses[lexicon.SYNONYMS[singular]] > 1)
 
 
 def _singular(text: str) -> str:
-    if not text.endswith("s"):
-        return text
-    singular = text
     if len(text) > 4 and text.endswith("ies"):
         singular = text[:-3] + "y"
     elif len(text) > 4 and text.endswith(("sses", "shes", "ches", "xes", "zes")):
         singular = text[:-2]
-    elif len(text) > 3 and not text.endswith(("ss", "us", "is", "ics")):
+    elif len(text) > 3 and text.endswith("s") and not text.endswith(("ss", "us", "is", "ics")):
         singular = text[:-1]
+    else:
+        return text
     return text if singular in lexicon.PLURALS_APART else singular

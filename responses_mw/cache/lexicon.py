@@ -1,23 +1,22 @@
 """The words that the guard knows, from `words.txt`, functions that split a text into words, and equivalent ways of asking.
 
-A missing word only costs hits, because an unknown word must be in both texts. "How do I", "how can I" and "how to" ask the same
-question, and so do "which time zone is" and "what time zone is". Words that only ask are removed. They determine the `kind` of
-the question, which must be the same in both texts.
+A missing word only costs hits, because an unknown word must be in both texts. Words that only ask ("how do I", "how to") are
+removed. They determine the `kind` of the question, which must be the same in both texts.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 Phrase = tuple[str, ...]
 
 
-def _sections() -> dict[str, list[list[str]]]:
-    """Read `words.txt`, and return the groups of words in each section."""
+def _read_sections() -> dict[str, list[list[str]]]:
+    """Return the groups of words in each section of `words.txt`."""
     sections: dict[str, list[list[str]]] = {}
     groups: list[list[str]] = []
     for line in (files("responses_mw.cache") / "words.txt").read_text("utf-8").splitlines():
@@ -28,7 +27,7 @@ def _sections() -> dict[str, list[list[str]]]:
     return sections
 
 
-_SECTIONS = _sections()
+_SECTIONS = _read_sections()
 
 
 def _set(section: str) -> frozenset[str]:
@@ -140,16 +139,18 @@ def tokens(text: str) -> list[Word]:
     return words
 
 
-def literals(text: str) -> Iterator[str]:
-    """Yield paths, identifiers, options, addresses and abbreviations, which must match exactly.
+def literals(text: str) -> list[str]:
+    """Return the paths, identifiers, options, addresses and abbreviations, which must match exactly.
 
     Names that are written with or without capitals (iPhone, iphone) are not included.
     """
+    found = []
     for chunk in text.split():
         dotted = _DOTTED.match(chunk)
         bare = dotted[1].rstrip(EDGES) if dotted else chunk.strip(EDGES)
         if dotted or (_LITERAL.search(bare) and bare.lower().removesuffix("'s") not in WRITTEN):
-            yield bare
+            found.append(bare)
+    return found
 
 
 def without_commas(number: str) -> str:
@@ -159,15 +160,13 @@ def without_commas(number: str) -> str:
 
 def spelled(text: str) -> str:
     """Return the standard spelling of an English word that has several (color for colour)."""
-    known = SPELLINGS.get(text)
-    if known is not None:
-        return known
-    if len(text) > 4:
-        doubled = _DOUBLED.fullmatch(text)
-        if doubled and doubled[1] in DOUBLED:
-            return doubled[1] + doubled[2]
-        for pattern, american in _BRITISH:
-            text = pattern.sub(american, text)
+    if text in SPELLINGS or len(text) <= 4:
+        return SPELLINGS.get(text, text)
+    doubled = _DOUBLED.fullmatch(text)
+    if doubled and doubled[1] in DOUBLED:
+        return doubled[1] + doubled[2]
+    for pattern, american in _BRITISH:
+        text = pattern.sub(american, text)
     return text
 
 
@@ -177,8 +176,6 @@ def _words(text: str, case: str) -> list[Word]:
     if lower in CONTRACTIONS:
         return [Word(word) for word in CONTRACTIONS[lower]]
     case = case if text[0].isupper() and lower != "i" and lower not in WRITTEN else ""
-    if lower.isalpha():
-        return [Word(lower, case)]
     if "'" in lower:
         return _split_apostrophe(lower, case)
     if "-" in lower and lower not in SPELLINGS:
@@ -187,7 +184,6 @@ def _words(text: str, case: str) -> list[Word]:
 
 
 def _split_apostrophe(lower: str, case: str) -> list[Word]:
-    """Split a word at its apostrophe, and expand the suffix if it is a contraction."""
     stem, _, suffix = lower.rpartition("'")
     if lower.endswith("n't") and lower != "n't":
         return [Word(lower[:-3]), Word("not")]
@@ -204,7 +200,7 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 
 
 class Frame(NamedTuple):
-    """Phrases that are removed from the beginning of a question. What follows is a question of this `kind`.
+    """Phrases that are removed from the beginning of a question, whose remaining words are a question of this `kind`.
 
     The word after the phrase must be in `before` and not in `unless`, and the next word must be in `then`. An empty set imposes
     no condition.
@@ -217,7 +213,7 @@ class Frame(NamedTuple):
     unless: frozenset[str] = frozenset()
 
     def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether a phrase of this frame may be removed if `texts` are the words after it."""
+        """Return whether a phrase of this frame may be removed before the words `texts`."""
         after, next_but_one = (*texts, "", "")[:2]
         follows = (not self.before or after in self.before) and after not in self.unless
         return follows and (not self.then or next_but_one in self.then)
@@ -251,16 +247,7 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
     """
     words = _normalized(words)
     texts = [word.text for word in words]
-    end = len(texts) - _thanks(texts)
-    begin, kind = 0, ""
-    while begin < end and kind not in ("how", "how you", "where"):
-        framed, length = _first_frame(texts[begin:end])
-        if not length:
-            break
-        kind = framed or kind
-        if kind == "how" and _addresses_reader(texts[begin : begin + length], texts[begin + length : end]):
-            kind = "how you"
-        begin += length
+    kind, begin, end = _frames(texts)
     if not kind:
         kind, front, back = _kind_by_last_word(texts[begin:end])
         begin, end = begin + front, end - back
@@ -275,10 +262,9 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """Return the article in a question about one thing: `the`, or `none` if there is no article.
+    """Return `the` or `none` for a question about one thing, depending on its article. Return "" for other questions.
 
-    Return an empty string for "a", for plurals and for other questions. The result distinguishes *the time* from *time*, and
-    *a light* from *light*.
+    This distinguishes *the time* from *time*, and *a light* from *light*. Questions with "a" or a plural count as others.
     """
     if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
         return ""
@@ -287,11 +273,25 @@ def article(kind: str, words: Sequence[Word]) -> str:
     return "" if words[0].text in ("a", "an") or words[-1].text.endswith("s") else "none"
 
 
-def _first_frame(texts: list[str]) -> tuple[str, int]:
-    """Return the kind and the length of the frame at the beginning of `texts`, including a comma after the frame.
+def _frames(texts: list[str]) -> tuple[str, int, int]:
+    """Return the kind of the question, and the positions where the question begins and ends between its frames and thanks."""
+    end = len(texts) - next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
+    if end < len(texts) and texts[end - 1 : end] == [","]:
+        end -= 1
+    begin, kind = 0, ""
+    while begin < end and kind not in ("how", "how you", "where"):
+        framed, length = _first_frame(texts[begin:end])
+        if not length:
+            break
+        kind = framed or kind
+        phrase, begin = texts[begin : begin + length], begin + length
+        if kind == "how" and "you" in phrase and not PERSONS.isdisjoint(texts[begin:end]):
+            kind = "how you"  # "you" is the model, as in "How do you store my data?"
+    return kind, begin, end
 
-    The length is 0 if there is no frame.
-    """
+
+def _first_frame(texts: list[str]) -> tuple[str, int]:
+    """Return the kind and the length of the frame at the beginning of `texts`. The length includes a comma, and may be 0."""
     for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
         length = len(phrase)
         if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
@@ -299,16 +299,8 @@ def _first_frame(texts: list[str]) -> tuple[str, int]:
     return "", 0
 
 
-def _addresses_reader(phrase: Sequence[str], rest: Sequence[str]) -> bool:
-    """Return whether "you" in `phrase` is the model, as in "How do you store my data?"."""
-    return "you" in phrase and not PERSONS.isdisjoint(rest)
-
-
 def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
-    """Return the kind of a question that its last word determines (what does it mean, how much does it cost).
-
-    Also return the number of words to remove at the front and at the end.
-    """
+    """Return the kind that the last word determines ("cost"), and how many words to remove at the front and at the end."""
     if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
         return texts[-1], 2, 1
     if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
@@ -316,17 +308,10 @@ def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
     return "", 0, 0
 
 
-def _thanks(texts: list[str]) -> int:
-    """Return the number of words at the end that only say thanks."""
-    ends = next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
-    return ends + (bool(ends) and texts[-ends - 1 : -ends] == [","])
-
-
 # -- forms that ask the same -------------------------------------------------------------------------------------------------
 
 
 def _normalized(words: list[Word]) -> list[Word]:
-    """Replace each of several equivalent forms with one form."""
     texts = [word.text for word in words]
     if not CONVERSIONS.isdisjoint(texts):
         words = [Word("to") if word.text == "into" else word for word in words]
@@ -336,14 +321,16 @@ def _normalized(words: list[Word]) -> list[Word]:
         words = [Word("what") if _is_what(texts, place) else word for place, word in enumerate(words)]
     if "there" in texts and texts[0] in ("how", "which", "what"):
         words = [word for place, word in enumerate(words) if not _is_filler(texts, place)]
-    return _with_setting_last(words)
+    if len(words) > 4 and words[0].text == "in" and words[1].text in SETTINGS:  # in Python, how do I ...
+        rest = words[3:] if words[2].text == "," else words[2:]
+        words = [*rest, *words[:2]] if rest[0].text in ASKS else words
+    return words
 
 
 def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "which" that means "what".
+    """Return whether the word at `place` is a "which" that means "what" and does not ask for a choice (which is right?).
 
-    It does before a noun and its verb (which time zone is), and with a superlative (which is the largest). Elsewhere, "which"
-    asks for a choice (which is right?).
+    It means "what" before a noun and its verb (which time zone is), and with a superlative (which is the largest).
     """
     if texts[place] != "which":
         return False
@@ -355,20 +342,12 @@ def _is_what(texts: Sequence[str], place: int) -> bool:
 
 
 def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "there" without meaning, as in "How many planets are there in it?"."""
+    """Return whether the word at `place` is a "there" without meaning (how many planets are there in it)."""
     return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
 
 
 def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
-    """Add the missing verb to a question like "How many ounces in a pound"."""
+    """Add the missing verb to a question such as "How many ounces in a pound"."""
     place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
     lacks = 3 <= place <= 4 and texts[place] == "in" and POLAR.isdisjoint(texts)
     return [*words[:place], Word("are"), *words[place:]] if lacks else words
-
-
-def _with_setting_last(words: list[Word]) -> list[Word]:
-    """Move a language or a program from the front of a question (in Python, how do I ...) to the end."""
-    if len(words) < 5 or words[0].text != "in" or words[1].text not in SETTINGS:
-        return words
-    rest = words[3:] if words[2].text == "," else words[2:]
-    return [*rest, *words[:2]] if rest[0].text in ASKS else words
