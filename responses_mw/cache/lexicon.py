@@ -317,6 +317,7 @@ def _normalized(words: list[Word]) -> list[Word]:
         words = [Word("to") if word.text == "into" else word for word in words]
     if texts[:2] == ["how", "many"]:
         words = _with_be(words, texts)
+        texts = [word.text for word in words]
     if "which" in texts:
         words = [Word("what") if _is_what(texts, place) else word for place, word in enumerate(words)]
     if "there" in texts and texts[0] in ("how", "which", "what"):

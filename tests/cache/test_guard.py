@@ -48,6 +48,7 @@ def reason(one: str, other: str, *, strict: bool = True) -> str | None:
         ("Which is the largest planet?", "What is the biggest planet?"),
         ("How many planets are there in the solar system?", "How many planets are in the solar system?"),
         ("How many ounces are in a pound?", "How many ounces in a pound?"),
+        ("How many ounces are in which pound?", "How many ounces in which pound?"),
         ("How do I convert 5 lbs into grams?", "How do I convert 5 lbs to grams?"),
         ("What is 15% of 80?", "What is 15 percent of 80?"),
         ("What does HTTP 404 mean?", "What is the meaning of HTTP 404?"),
