@@ -1,9 +1,8 @@
 """The response cache: look up answers, store them, and compute an answer only once when equal requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. An exact hit is an answer to the same request. A semantic hit is an answer to a request of the same partition whose text is
-   similar enough and is accepted by the guard. The exact lookup comes first. The embedding is computed at the same time, and
-   is cancelled on an exact hit.
+2. The exact lookup comes first. A semantic hit is an answer to a request of the same partition, if its text is similar enough
+   and the guard accepts it. The embedding is computed during the exact lookup, and is cancelled on an exact hit.
 3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
    the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
 4. A purge starts a new generation. An answer is stored only if the generation is still that of its lookup, so an answer begun
@@ -57,7 +56,7 @@ _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 
 
 class Cache:
-    """The cache of all owners. `redis` is the state's client. `embeddings` enables the semantic mode.
+    """The cache of all owners. `embeddings` enables the semantic mode.
 
     `deployment` identifies everything besides the request that affects an answer. `memory_bytes` limits the memory for vectors
     and records in this process.
@@ -91,10 +90,7 @@ class Cache:
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
     ) -> Key | Uncacheable:
-        """Return the key of `request` in this deployment, or the reason why it is not cacheable, recorded as a miss.
-
-        The other parameters are those of `key_of`.
-        """
+        """Call `key_of` for this deployment. A request that is not cacheable is counted as a miss."""
         key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
         if isinstance(key, Uncacheable):
             _report_miss(key)
@@ -120,8 +116,7 @@ class Cache:
         """Await `gate`, then look up the answer to the request with this `key`. Raises the errors of `gate`.
 
         If an equal request is computing the answer, wait for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if `streamed`.
-        `headers` and `scope` are those of the caller's request, and are used for the embedding. After a miss, the caller must
-        compute the answer within `flight`.
+        `headers` and `scope` are passed to the embeddings server. After a miss, the answer must be computed within `flight`.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -155,10 +150,8 @@ class Cache:
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
-        if found.verdict == "hit" and policy.read:
-            entry = self._unpack(miss, key.exact, found.record)
-            if entry is not None:
-                return _hit("exact", 1.0, entry, found.left)
+        if found.verdict == "hit" and policy.read and (entry := self._unpack(miss, key.exact, found.record)):
+            return _hit("exact", 1.0, entry, found.left)
         if scan is None:
             if policy.mode == "semantic":
                 miss.because("too_long")
@@ -182,7 +175,7 @@ class Cache:
             pause = min(pause * 1.5, _MAX_PAUSE)
 
     async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
-        """Return a hit for the nearest entry that the guard accepts, or None if there is no such entry."""
+        """Return a hit for the nearest entry that the guard accepts, if any."""
         miss.vector = embedding = miss.vector or embed()
         if not embedding.done():
             await asyncio.wait({embedding})  # unlike `await embedding`, this ends at once when it is cancelled
@@ -202,7 +195,6 @@ class Cache:
         return self._embeddings.start(text, headers, scope)
 
     def _expect(self, key: Key, *, hit: bool) -> None:
-        """Record whether the next lookup of `key` is likely to be an exact hit, for which no embedding is started."""
         if len(self._expected) >= _MAX_EXPECTED:
             self._expected.clear()
         (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
@@ -230,7 +222,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """Renew the flight of `miss` until the context exits, then release it. `keep` releases it earlier."""
+        """Renew the flight of `miss` until the context exits, then release the flight. `keep` releases it earlier."""
         renewing = asyncio.create_task(self._renew(miss.key, miss.token)) if miss.token is not None else None
         try:
             yield
@@ -240,16 +232,12 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
-        """Cache a finished `document` if it is cacheable. Return whether it was cached.
+        """Cache the answer in a finished `document` if `texts_of` finds it cacheable. Return whether it was cached.
 
-        Call this before the response is stored, so that deleting the response also removes the entry. `summary` is passed to
-        `texts_of`.
+        Call this before the response is stored, so that deleting the response also removes the entry.
         """
         texts = texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:
-            return False
-        if texts is None:
-            self._end(miss, mark=LEASE)
             return False
         try:
             return await self._keep(miss, document, texts, miss.generation)
@@ -257,11 +245,11 @@ class Cache:
             logger.debug("an answer was not cached: %s", type(error).__name__)
             return False
 
-    async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...], generation: str) -> bool:
+    async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...] | None, generation: str) -> bool:
         key, ttl = miss.key, miss.policy.ttl
         signature = _signature(miss) if miss.vector is not None else None
-        data = pack(Entry(key.owner, key.exact, texts, document["usage"], ttl, signature), self._sealer)
-        if len(data) > MAX_ENTRY_BYTES:
+        entry = Entry(key.owner, key.exact, texts, document["usage"], ttl, signature) if texts is not None else None
+        if entry is None or len(data := pack(entry, self._sealer)) > MAX_ENTRY_BYTES:
             self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None
@@ -290,7 +278,7 @@ class Cache:
                 logger.debug("a flight was not renewed")
 
     def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
-        """Release the flight and cancel the embedding in the background. `mark` is passed to `Entries.release`."""
+        """Release the flight (see `Entries.release`) and cancel the embedding, both in the background."""
         token, embedding = miss.token, miss.vector
         miss.token = miss.vector = None
         if embedding is not None:

@@ -1,7 +1,7 @@
 """A client of an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings").
 
-The embeddings server is the upstream or another server. The upstream gets the operator's key or the caller's credential.
-Another server never gets the caller's headers. Every failure raises `NoEmbedding`.
+The embeddings server is the upstream, which gets the operator's key or the caller's credential, or another server, which never
+gets the caller's headers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """A client of the embeddings server, which sends requests over `transport`.
+    """A client that sends requests to the embeddings server over `transport`.
 
-    `base` is the upstream's URL without `/v1`, and `api_key` is the upstream's key. They are used unless the settings name
+    `base` is the upstream's URL without `/v1`, and `api_key` is the upstream's key. Both are used unless the settings name
     another embeddings server. Raises `ModuleNotFoundError` if numpy is not installed.
     """
 
@@ -63,7 +63,7 @@ class Embeddings:
         self._foreign = settings.embedding_url is not None
         self._url = httpx.URL((settings.embedding_url or base) + _PATH)
         self._timeout = settings.timeout
-        self._parameters: dict[str, Any] = {"model": settings.embedding_model}
+        self._model = settings.embedding_model
         self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
         key = settings.embedding_api_key or (None if self._foreign else api_key)
         if key:
@@ -75,22 +75,22 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        """Start a task that embeds `text`. A failure is logged and makes the task's result None."""
+        """Start `embed` in a task. If it fails, the failure is logged, and the task's result is None."""
         return asyncio.create_task(self._embed_or_warn(text, headers, scope))
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
-        """Return the vector of `text`. Raises `NoEmbedding`.
+        """Return the vector of `text`. Raises `NoEmbedding` on every failure.
 
-        `headers` and `scope` are those of the caller's request. They are used only if the embeddings server is the upstream.
+        `headers` and `scope` belong to the caller's request, and are used only if the embeddings server is the upstream.
         """
-        with measured_embedding(self._parameters["model"]):
+        with measured_embedding(self._model):
             return await self._embed(text, headers, scope)
 
     async def _embed_or_warn(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
         try:
             return await self.embed(text, headers, scope)
         except NoEmbedding as error:
-            # Without embeddings, the semantic cache has no hits. Nobody would notice that without a warning.
+            # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             return None
@@ -106,15 +106,17 @@ class Embeddings:
         except BodyRefused as error:
             raise NoEmbedding(f"the embeddings server sent {error}") from None
         except (httpx.HTTPError, TimeoutError, OSError) as error:
-            raise NoEmbedding(
-                f"the embeddings server did not answer: {failure_reason(error) or type(error).__name__}"
-            ) from error
+            reason = failure_reason(error) or type(error).__name__
+            raise NoEmbedding(f"the embeddings server did not answer: {reason}") from error
         if response.status_code != 200:
             raise NoEmbedding(f"the embeddings server answered {response.status_code}")
-        return self._vector(body)
+        try:
+            return self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
+        except (ValueError, LookupError, TypeError):
+            raise NoEmbedding("the embeddings server sent no embedding") from None
 
     def _request(self, text: str, headers: Mapping[str, str], scope: Scope) -> httpx.Request:
-        content = orjson.dumps({**self._parameters, "input": text})
+        content = orjson.dumps({"model": self._model, "input": text})
         sent = {**self._headers, b"content-length": b"%d" % len(content)}
         extensions: dict[str, Any] = {"timeout": {"connect": self._timeout}}
         if not self._foreign:
@@ -122,23 +124,16 @@ class Embeddings:
                 sent.setdefault(name.encode(), value.encode("latin-1"))
             if scope is not None:
                 extensions["asgi_scope"] = scope
-        return httpx.Request(
-            "POST", self._url, headers=list(sent.items()), stream=httpx.ByteStream(content), extensions=extensions
-        )
-
-    def _vector(self, body: bytes) -> Vector:
-        try:
-            return self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
-        except (ValueError, LookupError, TypeError):
-            raise NoEmbedding("the embeddings server sent no embedding") from None
+        stream = httpx.ByteStream(content)
+        return httpx.Request("POST", self._url, headers=list(sent.items()), stream=stream, extensions=extensions)
 
 
 async def explain(
     one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings
 ) -> tuple[bool, tuple[str, str, str]]:
-    """Compare two texts as if they were the last user texts of otherwise equal requests.
+    """Return whether a cached answer to `one` would be returned for `other`, and three lines that explain the result.
 
-    Return whether a cached answer to one text would be returned for the other, and three lines that explain the result.
+    The requests are assumed to differ only in these last user texts.
     """
     similarity, compared = await _compare(one, other, embeddings, settings)
     rule = difference(signature(one), signature(other), strict=settings.guard == "strict")
@@ -149,7 +144,7 @@ async def explain(
 
 
 async def _compare(one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings) -> tuple[float | None, str]:
-    """Return the similarity, or None if it is unknown, and a description of the comparison."""
+    """Return the cosine similarity, or None if it is unknown, and a description of the comparison."""
     if embeddings is None:
         return None, "unknown: cache.embedding_model and a server for it are not set"
     if max(len(one), len(other)) > MAX_TEXT_LENGTH:

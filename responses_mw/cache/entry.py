@@ -1,15 +1,14 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
 The *partition* of a key is a hash of everything that affects an answer except the last user text. In doubt, a field is
-included, because a superfluous field only costs hits, but a missing field causes wrong answers. Every field of `CreateResponse`
-is hashed unless the field is in `NEUTRAL`.
+included, because a superfluous field only costs hits, but a missing field causes wrong answers.
 
-A request is cacheable only if its last turn is exactly one user text, if the model cannot call a tool (not even one from the
+A request is cacheable only if its last item is exactly one user text, if the model cannot call a tool (not even one from the
 history), and if the request and its history contain only text, because the content behind a URL may change.
 
-A record has the texts of an answer, its usage, and the signature of its question. Neither the question nor the instructions are
-stored. An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and the
-document are created as for an answer of the upstream.
+An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and the document are
+created as for an answer of the upstream. A record has the texts of the answer, its usage, and the signature of its question,
+but neither the question nor the instructions:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
@@ -77,13 +76,13 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Uncacheable:
-    """A request that is never cached. `reason` is `uncacheable:` followed by the cause that `_obstacle` returned."""
+    """A request that is never cached. `reason` is `uncacheable:<cause>`."""
 
     reason: str
 
     @property
     def header(self) -> str:
-        """The value of `x-responses-cache`."""
+        """Value of the `x-responses-cache` header."""
         return f"miss; reason={self.reason}"
 
 
@@ -96,7 +95,7 @@ def key_of(
     headers: Mapping[str, str] | None = None,
     deployment: str = "",
 ) -> Key | Uncacheable:
-    """Return the key of `request`, or the reason why it is not cacheable.
+    """Return the key of `request`, or the reason why the request is not cacheable.
 
     `items` is everything that the model sees, with the input last. `model` is the upstream's name for the model. `headers` are
     the forwarded headers. `deployment` distinguishes upstreams.
@@ -124,11 +123,7 @@ _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.n
 
 
 def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
-    """Return the reason why `request` is not cacheable, or an empty string if it is cacheable.
-
-    The reason is `background`, `tools`, `logprobs`, `messages` (vLLM's `enable_response_messages`), `input` (the
-    last item is not a user message with one text part) or `content` (an earlier item contains more than text).
-    """
+    """Return the reason why `request` is not cacheable, or an empty string if the request is cacheable."""
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
     obstacles = {
@@ -139,11 +134,11 @@ def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
         "input": not items or _user_text(items[-1]) is None,
     }
     content = "" if all(_has_only_text(item) for item in items[:-1]) else "content"
-    return next((name for name, stands in obstacles.items() if stands), content)
+    return next((name for name, is_present in obstacles.items() if is_present), content)
 
 
 def _user_text(item: Item) -> str | None:
-    """Return the text of a user message that has one text part, or None for any other item."""
+    """Return the text of a user message that consists of one text part."""
     if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
         return None
     part = item["content"][0]
@@ -166,7 +161,7 @@ def _field(request: CreateResponse, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    """Encode objects and arrays, to preserve the order of members. A constrained model writes members in the schema's order."""
+    # Encoding preserves the order of members, because a constrained model writes them in the order of the schema.
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 
@@ -195,10 +190,7 @@ _REPLAYED = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: its `texts` in order, its `usage`, its lifetime in seconds (`ttl`), and its question's `signature`.
-
-    The entry is valid only for its `owner`, its exact `key` and its version `v`.
-    """
+    """A cached answer. It is valid only for its `owner`, its exact `key` and its version `v`. `ttl` is in seconds."""
 
     owner: str
     key: str
@@ -216,8 +208,8 @@ def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, 
     """Return the texts of a finished answer, or None if the answer is not cacheable.
 
     An answer is not cacheable if it failed, is incomplete, is a refusal, has a tool call, or contains anything that a replay
-    would lose. For an upstream with a Responses API, `summary` is whether a replay turns reasoning into a summary. For a Chat
-    Completions upstream, it is None.
+    would lose. `summary` is None for a Chat Completions upstream. For an upstream with a Responses API, `summary` is whether a
+    replay turns reasoning into a summary.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -257,7 +249,7 @@ def replay(texts: Sequence[Text]) -> list[Chunk]:
 
 
 def pack(entry: Entry, sealer: Sealer) -> bytes:
-    """Return the stored form of `entry`, sealed if the sealer's keys are shared by all replicas."""
+    """Encode `entry`, and seal it if all replicas share the sealer's keys."""
     data = orjson.dumps(entry)
     if sealer.is_shared:
         return b"S" + sealer.seal(data, purpose=_purpose(entry.key), owner=entry.owner).encode()
@@ -267,20 +259,18 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     """Decode the entry of `owner` with the exact key `exact`.
 
-    Raises `ValueError` if the record is damaged, sealed with another key, or was stored under another key or owner.
+    Raises `ValueError` if the record is damaged, was sealed with another key, or belongs to another entry or version.
     """
-    entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
+    if blob[:1] == b"S":
+        data = sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
+    elif blob[:1] == b"C" and not sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
+        data = blob[1:]
+    else:
+        raise ValueError("the record is in an unknown form")
+    entry = _ENTRY.validate_json(data)
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
         raise ValueError("the record belongs to another entry or version")
     return entry
-
-
-def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
-    if blob[:1] == b"S":
-        return sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
-    if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
-        raise ValueError("the record is in an unknown form")
-    return blob[1:]
 
 
 def _purpose(exact: str) -> str:

@@ -4,11 +4,9 @@
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
-The body takes precedence over the header. A request may always use the cache less than the default: not at all, with a shorter
-lifetime, or with a higher threshold. The operator sets the highest mode (`cache.max_mode`), the longest lifetime (`cache.ttl`)
-and the lowest threshold (`cache.threshold`).
-
-The result is a hit, or a miss with a reason. The reason is in the access line, in the response header, and in a metric's label:
+The body takes precedence over the header. The operator sets the highest mode (`cache.max_mode`), the longest lifetime
+(`cache.ttl`) and the lowest threshold (`cache.threshold`). A miss has one of these reasons, which is reported in the access
+line, in the response header and in a metric's label:
 
     uncacheable:<cause>   the request is never cached
     refresh               the request asked not to look up an answer
@@ -49,10 +47,7 @@ _MAX_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A cache policy. `mode` is one of `MODES`. `ttl` is in seconds.
-
-    `read` and `write` are whether answers are looked up and stored.
-    """
+    """A mode of `MODES`, a `ttl` in seconds, a minimum similarity, and whether answers are looked up and stored."""
 
     mode: str
     ttl: int
@@ -65,7 +60,7 @@ class Policy:
         return self.mode == "off" or not (self.read or self.write)
 
 
-_mode = partial(checks.one_of, supported=frozenset(MODES))
+_mode = checks.among(*MODES)
 _options = checks.closed_object(
     mode=_mode,
     ttl=partial(checks.integer, minimum=1),
@@ -81,7 +76,11 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
     `body` is the request's `cache` field and `header` its `X-Responses-Cache` header, or None if not given. `stored` is the
     request's `store`. An answer to a request with `store: false` is cached only if the request itself names a mode.
     """
-    asked = {**_parse_header(header), **_parse_body(body)}
+    asked = _parse_header(header)
+    if isinstance(body, str):
+        asked["mode"] = _mode(body, BODY)
+    elif body is not None:
+        asked |= _options(body, BODY)
     highest = max(settings.mode, settings.max_mode, key=MODES.index)
     supported = "semantic" if settings.embedding_model else "exact"
     return Policy(
@@ -91,12 +90,6 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
         read=not asked.get("refresh", False),
         write=not asked.get("no_store", False) and (stored or asked.get("mode", "off") != "off"),
     )
-
-
-def _parse_body(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"mode": _mode(value, BODY)}
-    return {} if value is None else _options(value, BODY)
 
 
 def _parse_header(value: str | None) -> dict[str, Any]:
@@ -149,7 +142,7 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 class Hit:
     """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`. `age` is in seconds.
 
-    `usage` is the usage of the original answer, with `"cache": kind` added because these tokens were counted before.
+    `usage` is the usage of the original answer, with the member `"cache": kind`, because these tokens were counted before.
     """
 
     kind: str
@@ -160,7 +153,7 @@ class Hit:
 
     @property
     def header(self) -> str:
-        """The value of `x-responses-cache`."""
+        """Value of the `x-responses-cache` header."""
         return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
 
 
@@ -177,7 +170,7 @@ class Miss:
     vector: Task[Vector | None] | None = None
     """The embedding of the text, until the answer is stored or given up."""
     signature: Signature | None = None
-    """The signature of the text. None until the signature is needed."""
+    """The signature of the text, which is computed when it is first needed."""
     reason: str = "not_found"
     nearest: float | None = None
     """Similarity of the nearest text, if the reason concerns that text."""
@@ -189,6 +182,6 @@ class Miss:
         return f"miss; reason={self.reason}{similarity}{threshold}"
 
     def because(self, reason: str, nearest: float | None = None) -> None:
-        """Record the reason for the miss, unless a reason has been recorded already."""
+        """Record the reason for the miss. Only the first recorded reason counts."""
         if self.reason == "not_found":
             self.reason, self.nearest = reason, nearest

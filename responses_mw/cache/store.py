@@ -1,8 +1,7 @@
-"""Cache entries in Redis: key names and Lua scripts.
+"""Cache entries in Redis: key names and Lua scripts. Every operation is one script; `lua/lib.lua` documents the keys.
 
-Each owner has up to 16 shards, `rmw:{c:<owner>:<0 to 15>}:...`, each in one cluster slot. A partition is in one shard. The
-number of shards is the number of full partitions that fit into the owner's limit. Each shard gets an equal part of the limit,
-so it always has room for one full partition. Every operation is one script (`lua/lib.lua` documents the keys).
+Each owner has up to 16 shards, `rmw:{c:<owner>:<0 to 15>}:...`, each in one cluster slot. A partition is in one shard. Each
+shard gets an equal part of the owner's limit, which always has room for one full partition.
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -56,7 +55,7 @@ class Redis(Protocol):
 class Page:
     """Entries that were added to a partition after entry number `after`.
 
-    Each of `entries` is an id, a number, and an expiry with a vector, which is empty if the entry has no vector in `space`.
+    Each of `entries` is an id, a number, and `<expiry (ms)>:<vector>`, or empty bytes if the entry has no vector in `space`.
     `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its response.
     If the page is `full`, there may be more entries.
     """
@@ -83,9 +82,9 @@ class LookupResult:
     """The result of an exact lookup. `verdict` is one of:
 
     hit     there is an entry with this `record`, which expires in `left` seconds
-    lead    there is no entry; this request computes the answer, and equal requests wait for it
-    wait    there is no entry; another request is computing the answer
-    alone   there is no entry; this request computes the answer, and no other request waits for it
+    lead    this request computes the answer, and equal requests wait for the answer
+    wait    another request is computing the answer
+    alone   this request computes the answer, and no other request waits
     """
 
     verdict: str
@@ -122,8 +121,8 @@ class Entries:
         """Look up the entry with this exact key.
 
         If there is no entry and `token` is given, lease the flight to `token` for `lease` seconds, unless another request holds
-        the flight. `known` is a space and the number of the last entry that the caller has read. If it is given and there is no
-        entry, the result has a `page`.
+        the flight. `known` is a space and the number of the last entry that was read. With `known`, a result without an entry
+        has a `page`.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
@@ -134,10 +133,7 @@ class Entries:
         return LookupResult(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
-        """Return the record and the remaining seconds of each entry in `ids`, or None for an entry that no longer exists.
-
-        The entries must be in the partition of `key`.
-        """
+        """Return the record and the remaining seconds of each entry in `ids`, or None for an entry that no longer exists."""
         reply = await self._redis.script(_READ, [self._key(key)], ids)
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
@@ -159,7 +155,7 @@ class Entries:
     ) -> str:
         """Store a record for `ttl` seconds, and end the flight of `token`.
 
-        `response` is the id of the response, and `vector` the space and the encoded form of the text's vector. Return `kept`,
+        `response` is the id of the response. `vector` is the space and the encoded form of the text's vector. Return `kept`,
         `purged` (the cache was purged since the lookup) or `bound` (the entry exceeds a limit).
         """
         space, encoded = vector
@@ -184,14 +180,11 @@ class Entries:
     # -- flights --------------------------------------------------------------------------------------------------
 
     async def renew(self, key: Key, token: str, lease: float) -> bool:
-        """Extend the flight to `lease` seconds from now. Return False if `token` no longer holds the flight."""
+        """Extend the flight to `lease` seconds from now. Return whether `token` still holds the flight."""
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End the flight of `token` without storing an answer.
-
-        For `mark` seconds, record that the answer is not cacheable, so that the waiting requests do not wait for one another.
-        """
+        """End the flight of `token` without an answer. For `mark` seconds, mark the key as not cacheable, so nobody waits."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 
     async def _fly(self, key: Key, token: str, action: str, seconds: float) -> Any:
@@ -200,9 +193,9 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record, at most once a minute, that `owner` may have entries, so that purging all owners finds them.
+        """Record that `owner` may have entries, so that a purge of all owners finds them. Redis is called once a minute.
 
-        This must happen before an answer is computed or stored.
+        Call this before an answer is computed or stored.
         """
         now = time.time()
         if self._registered.get(owner, 0.0) > now:
@@ -214,11 +207,11 @@ class Entries:
         self._registered[owner] = now + _REGISTER_INTERVAL
 
     async def forget(self, owner: str, response: str) -> bool:
-        """Remove the entry that was made from a response of `owner`. Return whether there was an entry."""
+        """Remove the entry made from a response of `owner`. Return whether there was an entry."""
         return any(await self._each_shard(_FORGET, owner, response, _GENERATION_TTL_MS))
 
     async def purge(self, owner: str | None = None) -> int:
-        """Remove all entries of `owner`, or of all owners if `owner` is None. Return the number of removed entries."""
+        """Remove all entries of `owner`, by default of all owners. Return the number of removed entries."""
         removed = 0
         for one in await self._owners() if owner is None else [owner]:
             is_first, left = 1, True
@@ -229,12 +222,11 @@ class Entries:
         return removed
 
     async def stats(self, owner: str | None = None) -> Stats:
-        """Return the size of the cache of `owner`, or of all owners if `owner` is None."""
-        totals = [0, 0, 0, 0]
-        for one in await self._owners() if owner is None else [owner]:
-            sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]
-            totals = [total + added for total, added in zip(totals, (sums[0] > 0, *sums), strict=True)]
-        return Stats(*totals)
+        """Return the size of the cache of `owner`, by default of all owners."""
+        owners = await self._owners() if owner is None else [owner]
+        shards = [await self._each_shard(_STATS, one) for one in owners]
+        entries, size, partitions = (sum(int(shard[n]) for found in shards for shard in found) for n in range(3))
+        return Stats(sum(any(int(shard[0]) for shard in found) for found in shards), entries, size, partitions)
 
     async def _each_shard(self, script: Script, owner: str, *args: str | int) -> list[Any]:
         if not _OWNER.fullmatch(owner):
