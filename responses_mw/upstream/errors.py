@@ -6,7 +6,7 @@ import html
 import re
 import time
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import orjson
@@ -35,7 +35,7 @@ ERROR_CODES = frozenset(
 )
 """The codes of `response.error` that the SDKs know (openai-python, `ResponseError`) and that an upstream can send."""
 CONTEXT_LENGTH = "context_length_exceeded"
-"""A code that the SDKs do not list, but from which Codex and other clients recover."""
+"""A code that the SDKs do not list. Codex and other clients recover from this error."""
 
 _MAX_TEXT = 1000
 _TITLE = re.compile(r"<title[^>]*>([^<]*)</title", re.IGNORECASE)
@@ -50,11 +50,11 @@ _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_lim
 OVERLOAD = frozenset({429, 502, 503})
 """Statuses after which the same request may succeed later, because neither the upstream nor a proxy has processed it."""
 CRASH_AFTER = 1.0
-"""Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed that
-server, so it must not be sent to another server. A gateway without a server answers sooner."""
+"""Seconds after which a gateway's 502 means that a server received the request and failed. A gateway without a server answers
+sooner. The request may have crashed the server, so it must not be sent to another server."""
 _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
-"""Part of Envoy's message for the same failure. Envoy sends it with status 503."""
+"""Part of the message that Envoy sends with status 503 if a server failed in this way."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
 """Types of errors that the same request would cause again."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
@@ -70,50 +70,51 @@ _TOO_LONG = (
 """Parts of the errors of vLLM, SGLang, llama.cpp and TGI for a prompt that is too long."""
 
 
+class _Fault(NamedTuple):
+    """The members of an error object in any format."""
+
+    message: str
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    status: int | None = None
+
+
 def from_status(
     status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False, elapsed: float = 0.0
 ) -> UpstreamError:
-    """Return the error for a response with a `status` of 300 or more.
+    """Return the error for an HTTP response with a `status` of 300 or more.
 
-    `own_key` says whether the operator's credential was used instead of the caller's. `elapsed` is the time until the response
-    in seconds.
+    `own_key` says whether the operator's credential was used instead of the caller's. `elapsed` is the time from the request to
+    the response in seconds.
     """
-    error = _from_status(status, body, headers, own_key=own_key, elapsed=elapsed)
-    error.upstream_status = status
-    return error
-
-
-def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool, elapsed: float) -> UpstreamError:
+    fault = _fault(_decoded(body))
+    message = fault.message or f"The upstream answered with status {status}."
     if status < 400:  # callers must not see the target
-        return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
-    fault = _members(_decoded(body))
-    message = fault["message"] or f"The upstream answered with status {status}."
-    if status in (401, 403) and own_key:
-        return UpstreamError("The upstream refused the credential of this server.", status=502)
-    if status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
-        status = 400
-    if status < 500:
+        error = UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
+    elif status in (401, 403) and own_key:
+        error = UpstreamError("The upstream refused the credential of this server.", status=502)
+    elif status < 500:
         error = _client_error(status, message, fault, _sendable(headers, limits=True))
+    elif status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
+        error = _client_error(400, message, fault, _sendable(headers, limits=True))
     else:
-        error = _server_error(status, message, fault, _sendable(headers), elapsed)
+        has_crashed = elapsed > CRASH_AFTER and (status == 502 or (status == 503 and _RESET in message))
+        kind = UpstreamBrokeOff if has_crashed else UpstreamError
+        error = kind(message, status=status if status in (503, 504) else 502, code=fault.code, headers=_sendable(headers))
+    error.upstream_status = status
     error.is_overload = status in OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
     error.retry_after = _retry_after(headers)
     return error
 
 
 def _sendable(headers: httpx.Headers, *, limits: bool = False) -> dict[str, str]:
-    """Return the headers to forward to the client: `retry-after` and, with `limits`, rate limits. Omit invalid values."""
+    """Return the valid `retry-after` header and, with `limits`, the rate limits, which are forwarded to the client."""
     return {
         name: value
         for name, value in headers.items()
         if (name == "retry-after" or (limits and name.startswith("x-ratelimit-"))) and _SENDABLE.fullmatch(value)
     }
-
-
-def _server_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str], elapsed: float) -> UpstreamError:
-    has_crashed = elapsed > CRASH_AFTER and (status == 502 or (status == 503 and _RESET in message))
-    kind = UpstreamBrokeOff if has_crashed else UpstreamError
-    return kind(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=headers)
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
@@ -132,30 +133,26 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 
     A status between 400 and 499 in the object becomes the status of the error. Otherwise, the status is 502.
     """
-    fault = _members(data)
-    message = fault["message"] or "The upstream reported an error in its stream."
-    status = fault["status"]
+    fault = _fault(data)
+    message = fault.message or "The upstream reported an error in its stream."
     error: UpstreamError
-    if status is not None and 400 <= status < 500:
-        error = _client_error(status, message, fault, {})
+    if fault.status is not None and 400 <= fault.status < 500:
+        error = _client_error(fault.status, message, fault, {})
     else:
-        kind = UpstreamError if status is None and fault["type"] in _OF_THE_REQUEST else UpstreamBrokeOff
-        error = kind(message, status=502, code=fault["code"])
-    error.upstream_status = status
+        kind = UpstreamError if fault.status is None and fault.type in _OF_THE_REQUEST else UpstreamBrokeOff
+        error = kind(message, status=502, code=fault.code)
+    error.upstream_status = fault.status
     return error
 
 
-def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
-    code = fault["code"] or _DEFAULT_CODES.get(status)
+def _client_error(status: int, message: str, fault: _Fault, headers: dict[str, str]) -> UpstreamError:
+    code = fault.code or _DEFAULT_CODES.get(status)
     if status == 404 and "model" not in message.lower():
         code = None  # the path does not exist, because the URL is wrong or the server has no Chat Completions API
-    param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation reports a path in the body
+    param = (fault.param or "").removeprefix("body.") or None  # vLLM's validation reports a path in the body
     param = _PARAMS.get(param, param) if param else None
-    if (
-        status in (400, 413, 422)
-        and param != "max_output_tokens"
-        and any(sign in f"{fault['type']} {message}".lower() for sign in _TOO_LONG)
-    ):
+    text = f"{fault.type} {message}".lower()
+    if status in (400, 413, 422) and param != "max_output_tokens" and any(sign in text for sign in _TOO_LONG):
         code, param = CONTEXT_LENGTH, param or "input"
     kind = "rate_limit_error" if status == 429 else "invalid_request_error"
     return UpstreamError(message, status=status, type=kind, param=param, code=code, headers=headers)
@@ -171,45 +168,37 @@ def _decoded(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         text = body[:_MAX_TEXT].decode(errors="replace").strip()
-        return _page_title(text) if text[:1] == "<" else text
+        if not text.startswith("<"):
+            return text
+        title = _TITLE.search(text)  # of an HTML page, such as the error page of a proxy
+        return " ".join(html.unescape(title[1]).split()) if title else ""
 
 
-def _page_title(page: str) -> str:
-    """Return the title of an HTML page, such as the error page of a proxy, or an empty string if it has no title."""
-    title = _TITLE.search(page)
-    return " ".join(html.unescape(title[1]).split()) if title else ""
-
-
-def _members(data: Any) -> dict[str, Any]:
-    """Return the message, type, param, code (a string) and HTTP status of an error in any format."""
+def _fault(data: Any) -> _Fault:
     if isinstance(data, dict) and isinstance(data.get("error"), dict):
         data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
     if not isinstance(data, dict):
-        return {"message": str(data or ""), "type": None, "param": None, "code": None, "status": None}
-    code, param = data.get("code"), data.get("param")
-    status = _status(code) or _status(data.get("http_status_code"))
-    return {
-        "message": _message(data.get("message") or data.get("error") or data.get("detail")),
-        "type": data.get("type") or data.get("error_type"),
-        "param": param if isinstance(param, str) else None,
-        "code": _RENAMED_CODES.get(code, code) if isinstance(code, str) and not _status(code) else None,
-        "status": status,
-    }
+        return _Fault(str(data or ""))
+    code, param, kind = data.get("code"), data.get("param"), data.get("type") or data.get("error_type")
+    return _Fault(
+        _message(data.get("message") or data.get("error") or data.get("detail")),
+        type=kind if isinstance(kind, str) else None,
+        param=param if isinstance(param, str) else None,
+        code=_RENAMED_CODES.get(code, code) if isinstance(code, str) and not _status(code) else None,
+        status=_status(code) or _status(data.get("http_status_code")),
+    )
 
 
 def _message(message: Any) -> str:
-    """Return the text of `message`, which may be a string or, for FastAPI's `detail`, a list.
-
-    If the string is the JSON of another error, as with Bedrock, return the message of that error.
-    """
-    if isinstance(message, str):
-        inner = _decoded(message.encode()) if message.startswith("{") else None
-        return (_members(inner)["message"] or message) if isinstance(inner, dict) else message
-    return orjson.dumps(message).decode() if message else ""
+    """Return the text of `message`, which may be a list (FastAPI's `detail`) or the JSON of another error (Bedrock)."""
+    if not isinstance(message, str):
+        return orjson.dumps(message).decode() if message else ""
+    inner = _decoded(message.encode()) if message.startswith("{") else None
+    return (isinstance(inner, dict) and _fault(inner).message) or message
 
 
 def _status(code: Any) -> int | None:
-    """Return an HTTP status given as a number or as digits, or None if `code` is not a status."""
+    """Return the HTTP status that `code` contains as a number or as digits, or None if `code` is not a status."""
     if isinstance(code, str) and code.isascii() and code.isdigit():
         code = int(code[:4])
     return code if isinstance(code, int) and 100 <= code < 600 else None
@@ -221,15 +210,12 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         failure = UpstreamTimeout("The upstream did not answer in time.")
     else:
-        failure = UpstreamUnreachable(f"The upstream cannot be reached: {_why(error)}.")
+        why = failure_reason(error) or type(error).__name__
+        if isinstance(error, httpx.RemoteProtocolError):
+            why = "its answer is not valid HTTP (an https:// server needs an https:// URL)"
+        failure = UpstreamUnreachable(f"The upstream cannot be reached: {why}.")
     failure.is_overload = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)  # nothing was sent
     return failure
-
-
-def _why(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.RemoteProtocolError):
-        return "its answer is not valid HTTP (an https:// server needs an https:// URL)"
-    return failure_reason(error) or type(error).__name__
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:

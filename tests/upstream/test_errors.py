@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from responses_mw.errors import UpstreamBrokeOff
-from responses_mw.upstream.errors import from_status, from_transport
+from responses_mw.upstream.errors import from_frame, from_status, from_transport
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
@@ -42,6 +42,13 @@ def test_a_gateway_whose_server_broke_off_after_a_while_is_no_overload(status: i
 def test_an_exhausted_quota_is_no_overload() -> None:
     body = orjson.dumps({"error": {"message": "You exceeded your current quota.", "code": "insufficient_quota"}})
     assert not from_status(429, body, httpx.Headers()).is_overload
+
+
+@pytest.mark.parametrize("value", [[], {}, 5, True, ["validation"]])
+def test_the_members_of_an_error_may_have_any_type(value: object) -> None:
+    members = dict.fromkeys(("type", "error_type", "param", "code", "http_status_code"), value)
+    for error in (from_frame({"message": "no", **members}), from_status(500, orjson.dumps(members), httpx.Headers())):
+        assert (error.status, error.param, error.code) == (502, None, None)
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "1e9", "Thu, 99 Nov 2026 00:00:00 GMT", "\u0661"])
