@@ -17,8 +17,8 @@ from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
-from .detection import detect
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
+from .servers import detect
 from .stream import ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)

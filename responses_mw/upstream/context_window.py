@@ -212,7 +212,7 @@ class ContextWindow:
         except UpstreamError as error:
             logger.debug("could not read the context length of %s from the upstream: %s", model, error.message)
             return None
-        length = stated if isinstance(stated, int) and stated > 0 else length
+        length = stated if type(stated) is int and stated > 0 else length
         self._lengths[model] = (_now() + _LENGTH_TTL, length)
         return length
 

@@ -1,22 +1,64 @@
-"""The requests other than completions that each kind of server supports: token counts, context lengths and prompts."""
+"""Each kind of server: its detection, and its token counts, context length and prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import httpx
+import orjson
 
 from ..errors import UpstreamError
+from ..protocol.chat.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
 from ..protocol.types import ChatRequest
 from .caller import Caller
-from .client import Upstream
+
+if TYPE_CHECKING:
+    from .client import Upstream
 
 T = TypeVar("T")
+
+_OWNERS = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llamacpp": LLAMACPP,
+    "library": OLLAMA,
+    "system": OPENAI,
+    "openai-internal": OPENAI,
+}
+"""Dialects by the `owned_by` of a model, for servers that identify themselves in this member."""
+_PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
+    ("/info", lambda info: isinstance(info, dict) and {"model_id", "max_total_tokens"} <= info.keys(), TGI),
+    ("/api/version", lambda version: isinstance(version, dict) and version.keys() == {"version"}, OLLAMA),
+    ("/health/liveliness", lambda health: isinstance(health, str) and "alive" in health, LITELLM),
+)
+"""The path, the check of the JSON response and the dialect of each probe. The first probe that succeeds counts."""
+
+
+async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
+    """Return the dialect of the server that lists `models`, or OpenAI's if nothing identifies the server.
+
+    `get` requests a path of the server. Probes are sent only if no model has a known `owned_by`.
+    """
+    for model in models:
+        owner = model.get("owned_by")
+        if isinstance(owner, str) and owner in _OWNERS:
+            return _OWNERS[owner]
+    for path, matches, dialect in _PROBES:
+        response = await get(path)
+        with suppress(orjson.JSONDecodeError):
+            if response.status_code == 200 and matches(orjson.loads(response.content)):
+                return dialect
+    if models and all("/" in model["id"] and model.get("owned_by") == model["id"].split("/")[0] for model in models):
+        return TRANSFORMERS
+    return OPENAI
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server, queried for one caller. Methods raise `UpstreamError`, and return None for a value that the server lacks."""
+    """The server, queried for one caller. Methods return None for a value that the server lacks, and raise `UpstreamError`."""
 
     upstream: Upstream
     caller: Caller
@@ -30,7 +72,7 @@ class Server:
         return None
 
     async def context_length(self, model: str) -> Any:
-        """Return the maximum number of tokens of the prompt and the answer together."""
+        """Return the maximum number of tokens of the prompt and the answer together. The server chooses the result's type."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
@@ -46,28 +88,28 @@ class Server:
         return 0
 
     async def _ask(self, path: str, body: ChatRequest, member: str, kind: type[T]) -> T | None:
-        """Post `body` to `path`, and return a member of the JSON response.
-
-        Returns None if the member is not of this `kind`, or if the server rejects the request. A completion may still be
-        accepted, or report the reason in its error.
-        """
+        """Post `body`, and return a member of the response, or None if its type is wrong or the server rejects the request."""
         answer = await accepted(self.upstream.post(path, body, self.caller))
         value = answer.get(member) if isinstance(answer, dict) else None
         return value if isinstance(value, kind) else None
 
-    async def _metadata(self, path: str) -> dict[str, Any]:
-        answer = await self.upstream.get(path, self.caller)
-        return answer if isinstance(answer, dict) else {}
+    async def _metadata(self, path: str, *members: str) -> Any:
+        """Return the member of the JSON at `path` that `members` lead to, or None if there is no such member."""
+        found = await self.upstream.get(path, self.caller)
+        for name in members:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
 
     async def _length_of_models(self, model: str) -> Any:
         """Return `max_model_len` from `/v1/models`. An adapter has the length of its parent."""
         listed = {one["id"]: one for one in await self.upstream.models(self.caller)}
         found = listed.get(model, {})
-        return found.get("max_model_len") or listed.get(found.get("parent") or "", {}).get("max_model_len")
+        parent = found.get("parent")
+        return found.get("max_model_len") or (listed.get(parent, {}).get("max_model_len") if isinstance(parent, str) else None)
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:
-    """Return the result of `answer`, or None if the server rejects the request itself.
+    """Return the result of `answer`, or None if the server rejects the request itself, which a completion may still accept.
 
     Raises `UpstreamError` for an overload, a refused credential or an error of the server.
     """
@@ -126,7 +168,7 @@ class _TGI(Server):
         return None if tokens is None else len(tokens)
 
     async def context_length(self, model: str) -> Any:
-        return (await self._metadata("/info")).get("max_total_tokens")
+        return await self._metadata("/info", "max_total_tokens")
 
 
 class _LlamaCpp(Server):
@@ -141,7 +183,7 @@ class _LlamaCpp(Server):
         return None if tokens is None else len(tokens)
 
     async def context_length(self, model: str) -> Any:
-        return (await self._metadata("/props")).get("default_generation_settings", {}).get("n_ctx")
+        return await self._metadata("/props", "default_generation_settings", "n_ctx")
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
         prompt = await self._prompt(chat)
@@ -166,7 +208,7 @@ _SERVERS: dict[str, type[Server]] = {"vllm": _VLLM, "sglang": _SGLang, "tgi": _T
 
 
 async def server_for(upstream: Upstream, caller: Caller) -> Server:
-    """Return the `Server` for the upstream's dialect. Raises `UpstreamError`."""
+    """Return the `Server` for the upstream's dialect. Raises `UpstreamError` if the dialect cannot be detected."""
     return _SERVERS.get((await upstream.dialect(caller)).name, Server)(upstream, caller)
 
 

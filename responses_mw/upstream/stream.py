@@ -300,10 +300,11 @@ class ResponsesStream(ChatStream):
 
 def _event(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
     decoded = _json_object(data, halves)
-    if decoded.get("object") == "response" and "type" not in decoded:
+    kind = decoded.get("type")
+    if decoded.get("object") == "response" and kind is None:
         return {"type": _FINISHED.get(str(decoded.get("status")), "response.failed"), "response": decoded}
-    if decoded.get("type") == "error" or ("type" not in decoded and is_error(decoded)):
+    if kind == "error" or (kind is None and is_error(decoded)):
         raise from_frame(decoded)
-    if "type" not in decoded:
+    if not isinstance(kind, str):
         raise UpstreamError("The upstream's answer is not a response.")
     return decoded

@@ -129,3 +129,35 @@ async def test_what_was_cut_is_stored_whole(before: Callable[[Counting], Ours]) 
     assert len(listed) == len(HISTORY)
     again = await client.responses.create(model="tiny", input="go on", previous_response_id=first.id, truncation="auto")
     assert again.output_text == "Hello"
+
+
+class Odd(Counting):
+    """A server whose page at `path` has another form than documented."""
+
+    def __init__(self, owner: str, path: str, page: Any) -> None:
+        super().__init__(owner, path, "/tokenize", length=LENGTH)
+        self.odd = {path: page}
+
+    def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
+        return (200, self.odd[path]) if path in self.odd else super()._answer(path, asked)
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "page"),
+    [
+        ("llamacpp", "/props", ["n_ctx"]),
+        ("llamacpp", "/props", {"default_generation_settings": ["n_ctx"]}),
+        ("llamacpp", "/props", {"default_generation_settings": {"n_ctx": "200"}}),
+        ("llamacpp", "/props", {"default_generation_settings": {"n_ctx": True}}),
+        ("vllm", "/v1/models", {"data": [{"id": "tiny", "owned_by": "vllm", "parent": ["base"]}]}),
+        ("vllm", "/v1/models", {"data": [{"id": "tiny", "owned_by": "vllm", "max_model_len": {"n": 200}}]}),
+        ("HF", "/info", {"model_id": "tiny", "max_total_tokens": [200]}),
+    ],
+)
+async def test_a_length_of_a_wrong_type_counts_as_not_reported(
+    before: Callable[[Counting], Ours], owner: str, path: str, page: Any
+) -> None:
+    response = await before(Odd(owner, path, page)).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert response.output_text == "Hello"
+    assert response.usage is not None
+    assert LENGTH / 4 < response.usage.input_tokens < LENGTH

@@ -188,6 +188,13 @@ async def test_what_is_no_response_is_the_upstreams_fault(relaying: Ours, upstre
     assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
 
 
+@pytest.mark.parametrize("kind", [None, [], {}, 5])
+async def test_an_event_without_a_name_is_the_upstreams_fault(relaying: Ours, upstream: ScriptedResponses, kind: Any) -> None:
+    upstream.stream({"type": kind}, answer()[-1], done=False)
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
+    assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
+
+
 async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: ScriptedResponses) -> None:
     strange = {"type": "vendor.progress", "event_type": "x", "self": 1, "percent": 50}
     upstream.stream(strange, answer()[-1], done=False)

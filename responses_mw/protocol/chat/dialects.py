@@ -1,6 +1,6 @@
 """Dialects: how Chat Completions servers differ from OpenAI's API, as one row of data for each server.
 
-To add a server, add a row. If the server can be detected, add a check to `upstream.detection`.
+To add a server, add a row. If the server can be detected, add a check to `upstream.servers`.
 """
 
 from __future__ import annotations
