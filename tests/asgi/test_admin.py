@@ -97,10 +97,11 @@ async def test_a_replica_is_not_ready_before_it_listens(serve: Serve, upstream: 
 
     async def observed(scope: Scope, receive: Receive, send: Send) -> None:
         async def checked_send(message: Message) -> None:
-            await check()  # the application has started, the server listens after this message
+            if message["type"] == "lifespan.startup.complete":
+                await check()  # the server listens after this message
             await send(message)
 
-        await app(scope, receive, checked_send if not found else send)
+        await app(scope, receive, checked_send)
 
     async def check_and_stop() -> None:
         await check()
