@@ -59,12 +59,12 @@ def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
 def test_the_summary_is_one_line_of_json_if_logs_are_json(launch: Launch) -> None:
     server = launch("serve", "--upstream=http://127.0.0.1:1", "--port=0", "--server.log-format=json")
     server.wait_for("listens on")
+    assert server.end() == 0  # now the last line is complete
     lines = [json.loads(line) for line in server.output.splitlines()]
     [start] = [line for line in lines if "listens on" in line["message"]]
     assert start["upstream"] == "http://127.0.0.1:1 (does not answer yet)"
     assert start["store"].startswith("embedded Valkey in memory")
     assert start["level"] == "info"
-    assert server.end() == 0
 
 
 def test_a_server_that_cannot_start_does_not_say_that_it_listens(launch: Launch, redis_url: str) -> None:

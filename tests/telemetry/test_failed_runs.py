@@ -299,7 +299,7 @@ async def test_a_run_that_a_shutdown_ends_is_seen(start: Start, collector: Colle
 async def test_an_upstream_that_does_not_answer_in_time_and_a_redis_that_is_away_are_seen(
     start: Start, collector: Collector, upstream: ScriptedUpstream
 ) -> None:
-    settings = {"upstream__timeout": 1, "redis__url": "redis://127.0.0.1:1"}
+    settings = {"upstream__timeout": 1, "redis__url": "redis://127.0.0.1:1", "redis__timeout": 0.5}
     watched = Watched(await start("serve", **settings).is_ready("/livez"), collector)
     never = Signal()
     upstream.stream(*HELLO, before=never)

@@ -177,7 +177,7 @@ async def test_nothing_is_tried_again_once_something_came(start: Start, upstream
 
 
 async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) -> None:
-    ours = start_at("proxy", upstream=f"http://127.0.0.1:{free_port()}", upstream__status_grace=5)
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{free_port()}", upstream__status_grace=1)
     for body in (BODY, {**BODY, "stream": True}):
         response = await ours.http.post("/v1/responses", json=body)
         assert response.status_code == 502
