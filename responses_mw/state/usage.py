@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime
 from typing import Literal, TypeAlias
 
@@ -133,7 +133,7 @@ class Ledger:
         keys = [_day_key(datetime.now(UTC).date()), f"rmw:{{usage}}:batch:{self._token}"]
         rows: list[Value] = []
         for owner, used in self._batch.items():
-            rows += (owner, *used.values())
+            rows += (owner, *astuple(used))
         await self._client.script(_ADD, keys, [MAX_OWNERS, OTHERS, DAYS * 24 * 3600, *rows])
         self._batch = {}
 

@@ -29,10 +29,10 @@ WARNING_INTERVAL = 60.0
 
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _FAULTS = frozenset({"failed", "interrupted"})
+# Minimum length of an owner that is treated as a hash, and the number of characters of the hash that are logged.
 _HASH_LENGTH, _SHORT = 16, 8
-"""Minimum length of an owner that is treated as a hash, and the number of characters of the hash that are logged."""
+# Maximum length in logs of text chosen by a client or by the upstream, and of an error's message.
 _MAX_TEXT, _MAX_MESSAGE = 128, 500
-"""Maximum length in logs of text chosen by a client or by the upstream, and of an error's message."""
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
@@ -88,7 +88,7 @@ class RequestContext:
     cache_reason: str = ""
     """The reason for a cache miss."""
     cache_status: str = ""
-    """The complete result of the cache lookup, for the response header `X-Responses-Cache`."""
+    """The value of the response header `X-Responses-Cache`."""
     outcome: str = ""
     """How the run ended.
 
@@ -106,16 +106,13 @@ class RequestContext:
     """How often the run was continued after its connection to the upstream, or its worker, was lost."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Number of failed calls of server-side tools. A failure is reported to the model, and the run continues."""
+    """Number of failed calls of server-side tools. The run continues after a failed call."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request until the answer to the response's first turn began to arrive.
+    """Seconds from the start of the request until the first answer began to arrive, or was read if it is not streamed.
 
-    If the upstream does not stream the answer, the time until the whole answer was read. A turn that summarizes the history is
-    not considered. None if no turn of the response was answered.
-
-    When the response's headers are sent, the time is known for JSON responses, and for streams whose upstream answers within
-    `upstream.status_grace`.
+    A summary of the history is not such an answer. When the headers of the HTTP response are sent, the time is known for JSON
+    responses, and for streams whose upstream answers within `upstream.status_grace`.
     """
     stored: bool | None = None
     unstored: str = ""
@@ -134,13 +131,12 @@ class RequestContext:
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
-        """Return the value of `error.type` for a response with the HTTP status `status`, or "" if the server did not fail."""
+        """Return the value of `error.type` for a response with this HTTP `status`, or "" if the server did not fail."""
         if status >= 500:
             return str(status)
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
 
     def span_attributes(self) -> dict[str, str | bool]:
-        """Return the known facts about the response as span attributes."""
         attributes: dict[str, str | bool | None] = {
             GenAI.RESPONSE_ID: self.response_id,
             GenAI.CONVERSATION_ID: self.conversation,
@@ -203,10 +199,10 @@ def activated(request: RequestContext) -> Iterator[None]:
 
 
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
-    """Set attributes of the current `RequestContext`. Without a current request, do nothing.
+    """Set the attributes of the current `RequestContext` that are named in `facts`, or that the other parameters imply.
 
-    `facts` are attributes by name. `error` is the error with which the request failed. `response` is the document that is being
-    created or retrieved.
+    `error` is the error with which the request failed. `response` is the document that is being created or retrieved.
+    Without a current request, nothing happens.
     """
     request = _CURRENT.get()
     if request is None:
@@ -233,11 +229,10 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
 
 
 def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
-    """Record how the current request's run ended: its outcome, its usage and the reason for a failure.
+    """Record the outcome and the usage of the current request's run. A later call replaces an earlier one.
 
-    The outcome is the status of `document`, or `cancelled` if that status is not final. `error` is the exception that ended the
-    run, if it is known. A later call replaces an earlier one. The call is ignored if `document` is not the response recorded by
-    `begin_run`, because internal runs, such as the one that summarizes the history, have documents of their own.
+    `error` is the exception that ended the run, if known. The call is ignored if `begin_run` did not record this `document`,
+    because internal runs, such as the one that summarizes the history, have documents of their own.
     """
     request = _CURRENT.get()
     if request is None or document["id"] != request.response_id:
@@ -259,7 +254,7 @@ class WarningLimit:
         self._next = float("-inf")
 
     def is_due(self) -> bool:
-        """Return whether to log the warning now. Returns true at most once per `WARNING_INTERVAL`."""
+        """Return true at most once per `WARNING_INTERVAL`. The caller must then log the warning."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -267,7 +262,7 @@ class WarningLimit:
         return True
 
     def reset(self) -> None:
-        """Allow the next warning immediately. Call this when the fault is over."""
+        """Allow the next warning immediately, because the fault is over."""
         self._next = float("-inf")
 
 
@@ -285,7 +280,7 @@ def log_facts(
 
 
 def count_response(request: RequestContext, kind: str) -> None:
-    """Add the response of `request` to the metrics and to its owner's usage, unless the request does not create a response.
+    """Add the response that `request` creates, if any, to the metrics and to its owner's usage.
 
     `kind` is how the response was requested: `json`, `stream`, `websocket`, or `background` for a job.
     """
@@ -300,15 +295,12 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """Log a warning with the facts of `request` and the facts in `more` if its run failed.
-
-    The error's message may quote the request, so it is logged only at `debug`, and only if the response is stored.
-    """
+    """Log a warning with the facts of `request` and the facts in `more` if its run failed."""
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
     log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
-    if request.stores and request.failure.message:
+    if request.stores and request.failure.message:  # the message may quote the request
         logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, request.failure.message)
 
 
@@ -318,8 +310,7 @@ def report_continuation(
     """Record that a response was continued, in the metrics, the current span and the log.
 
     `reason` is `broken` or `timeout` if the upstream failed, or `worker` if a background worker was lost. `phase` is what the
-    client had received: `nothing`, `reasoning`, `text` or `call`. `tokens` is the number of tokens that were kept. `pause` is
-    the number of seconds that the client waited.
+    client had received. `tokens` is the number of tokens that were kept, and `pause` the client's wait in seconds.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
@@ -333,10 +324,7 @@ def report_continuation(
 
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
-    """Log and count a job whose end was recorded by a process other than its worker.
-
-    `code` and `kind` are the code and the `error.type` of the error, if the job failed.
-    """
+    """Log and count a job whose end was recorded by a process other than its worker, with the error if the job failed."""
     failure = Failure(code, kind or code) if code else _NO_FAILURE
     request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
@@ -345,8 +333,7 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
 
 
 def _shown(value: Any) -> str:
-    """Return `value` as text for a log line, quoted as JSON if it contains spaces or special characters."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(value)
+    text = str(value)  # quoted if it contains spaces or special characters
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -1,13 +1,9 @@
-"""Metric types that record to both Prometheus and OpenTelemetry.
+"""Metric types that record to both Prometheus, in a registry of our own, and OpenTelemetry's global meter.
 
-- Prometheus metrics are in a registry of our own, separate from the host application's. `/metrics` needs no configuration.
-- OpenTelemetry metrics use the global meter, which does nothing unless a meter provider is set. Counters are observable
-  instruments, which are read from the Prometheus metric at export. Adding to an SDK counter would take ten times as long.
 - Names and units follow OpenTelemetry's conventions. The Prometheus names are derived from these names as specified in
-  "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification). Dashboards and alerts use the Prometheus names,
-  which a test checks.
-- Each metric has a fixed set of labels. A missing attribute becomes an empty label, which Prometheus treats as absent.
-- A metric has at most `MAX_SERIES` series. Further values are recorded in one series whose labels are all `_OTHER`.
+  "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification).
+- OpenTelemetry's counters are observable instruments, which are read from the Prometheus metrics at export. Adding to an SDK
+  counter would take ten times as long.
 - If PROMETHEUS_MULTIPROC_DIR is set when the package is imported, the processes of one server share their metrics through files
   in that directory. The files of counters remain when a process ends, so that no counter decreases.
 """
@@ -19,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import prometheus_client as prometheus
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
@@ -47,19 +43,21 @@ _LIVE = re.compile(r"gauge_live[a-z]+_([0-9]+)\.db")
 
 
 class Instrument(Generic[Metric]):
-    """A Prometheus metric, with a cache of its series by their attributes."""
+    """A metric with a fixed set of labels. A missing attribute becomes an empty label, which Prometheus treats as absent."""
 
-    def __init__(self, metric: Metric, labels: Sequence[str]) -> None:
-        """`labels` are the OpenTelemetry names of the attributes that may be recorded."""
-        self._metric = metric
+    def __init__(
+        self, kind: type[Metric], name: str, unit: str, description: str, labels: Sequence[str] = (), **options: Any
+    ) -> None:
+        """`name` and `labels`, the attributes that may be recorded, are OpenTelemetry names. `options` are those of `kind`."""
+        label_names = [_prometheus_name(label) for label in labels]
+        self._metric = kind(_prometheus_name(name, unit), description, label_names, **{"registry": REGISTRY, **options})
         self._labels = labels
         self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
         """Return the series for `attributes`, and the attributes to record.
 
-        If the metric already has `MAX_SERIES` other series, every label is `_OTHER`. Raises `ValueError` for an attribute that
-        is not a label.
+        After `MAX_SERIES` series, all labels become `_OTHER`. Raises `ValueError` for an unknown attribute.
         """
         if not self._labels:
             return self._metric, attributes
@@ -83,7 +81,7 @@ class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
             series.inc(amount)
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        """Yield the current sums for OpenTelemetry. The SDK calls this method in its own thread."""
+        """Yield the current sums. The SDK calls this method in its own thread."""
         for family in self._metric.collect():
             for sample in family.samples:
                 if not sample.name.endswith("_created"):
@@ -101,37 +99,24 @@ class Counter(_Sum):
         *,
         registry: prometheus.CollectorRegistry = REGISTRY,
     ) -> None:
-        """`labels` maps each label to its known values.
-
-        The series for all combinations of known values start at 0, so that `rate()` sees their first increase.
-        """
-        names = [_prometheus_name(label) for label in labels]
-        counter = prometheus.Counter(_prometheus_name(name, unit), description, names, registry=registry)
-        super().__init__(counter, tuple(labels))
+        """`labels` maps each label to its known values. Their series start at 0, so that `rate()` sees their first increase."""
+        super().__init__(prometheus.Counter, name, unit, description, tuple(labels), registry=registry)
         _METER.create_observable_counter(name, [self._observe], unit, description)
         for values in product(*labels.values()):
             self.add(0, dict(zip(labels, values, strict=True)))
 
 
 class UpDownCounter(_Sum):
-    """A count that can rise and fall, such as the number of active turns."""
-
     def __init__(self, name: str, unit: str, description: str, labels: Sequence[str] = ()) -> None:
-        names = [_prometheus_name(label) for label in labels]
-        gauge = prometheus.Gauge(
-            _prometheus_name(name, unit), description, names, registry=REGISTRY, multiprocess_mode="livesum"
-        )
-        super().__init__(gauge, labels)
+        super().__init__(prometheus.Gauge, name, unit, description, labels, multiprocess_mode="livesum")
         _METER.create_observable_up_down_counter(name, [self._observe], unit, description)
 
 
-class Gauge:
+class Gauge(Instrument[prometheus.Gauge]):
     """A measured value without labels. If several processes share metrics, the maximum of their values is exposed."""
 
     def __init__(self, name: str, unit: str, description: str) -> None:
-        self._metric = prometheus.Gauge(
-            _prometheus_name(name, unit), description, registry=REGISTRY, multiprocess_mode="livemax"
-        )
+        super().__init__(prometheus.Gauge, name, unit, description, multiprocess_mode="livemax")
         self._otel = _METER.create_gauge(name, unit, description)
 
     def set(self, value: float) -> None:
@@ -141,10 +126,7 @@ class Gauge:
 
 class Histogram(Instrument[prometheus.Histogram]):
     def __init__(self, name: str, unit: str, description: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
-        """`buckets` are the inclusive upper bounds of the buckets."""
-        names = [_prometheus_name(label) for label in labels]
-        histogram = prometheus.Histogram(_prometheus_name(name, unit), description, names, registry=REGISTRY, buckets=buckets)
-        super().__init__(histogram, labels)
+        super().__init__(prometheus.Histogram, name, unit, description, labels, buckets=buckets)
         self._otel = _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=buckets)
 
     def record(self, value: float, attributes: Attributes) -> None:
@@ -154,10 +136,7 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """A set of at most `maximum` names that may be label values.
-
-    Names of more than `MAX_NAME` characters are never admitted. `known` returns `_OTHER` for a name that was not admitted.
-    """
+    """A set of at most `maximum` names that may be label values. Names of more than `MAX_NAME` characters are not admitted."""
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
@@ -179,10 +158,9 @@ def _prometheus_name(name: str, unit: str = "") -> str:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return the body and the content type of a response with the metrics.
+    """Return the metrics as the body of an HTTP response, and the body's content type.
 
-    `accept` is the value of the `Accept` header. The format is OpenMetrics if `accept` includes it, or else Prometheus's text
-    format.
+    The format is OpenMetrics if the header `accept` includes it, or else Prometheus's text format.
     """
     registry = REGISTRY
     if is_shared():
@@ -195,17 +173,17 @@ def exposition(accept: str) -> tuple[bytes, str]:
 
 
 def is_shared() -> bool:
-    """Return whether this process shares its metrics with other processes."""
+    """Whether this process shares its metrics with other processes."""
     return METRICS_DIRECTORY in os.environ
 
 
 def forget_process(pid: int, directory: str) -> None:
-    """Remove the gauges of the ended process `pid` from `directory`, which contains the shared metrics."""
+    """Remove the gauges of the ended process `pid` from the shared metrics in `directory`."""
     mark_process_dead(pid, directory)  # type: ignore[no-untyped-call]
 
 
 class _Unshared(Collector):
-    """Collects the metrics that are not in the shared files: build information, and the process metrics of all processes."""
+    """Collects the metrics that the shared files lack: build information, and the process metrics of all processes."""
 
     def collect(self) -> Iterator[Family]:
         yield from (family for family in REGISTRY.collect() if family.type == "info")

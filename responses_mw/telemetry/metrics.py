@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -24,7 +24,6 @@ _OPERATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24,
 _FIRST_CHUNK = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
 _ROUND_TRIP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 STATUSES = ("completed", "incomplete", "failed", "cancelled")
@@ -71,6 +70,7 @@ EMBEDDING_DURATION = Histogram(
 # -- requests ------------------------------------------------------------------------------------------------------------
 
 _HTTP = (HTTP.METHOD, HTTP.SCHEME)
+_LIMITS = {"limit": ["requests", "streams", "background", "storage"]}
 
 REQUEST_DURATION = Histogram(
     HTTP.SERVER_DURATION,
@@ -82,17 +82,12 @@ REQUEST_DURATION = Histogram(
 ACTIVE_REQUESTS = UpDownCounter(HTTP.SERVER_ACTIVE, "{request}", "HTTP requests in progress.", _HTTP)
 STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open streams to clients.")
 WEBSOCKETS_OPEN = UpDownCounter("responses_mw.websockets.open", "{connection}", "Open WebSockets.")
-LIMITS_REFUSED = Counter(
-    "responses_mw.limits.refused",
-    "{request}",
-    "Requests that a limit refused, by limit.",
-    {"limit": ["requests", "streams", "background", "storage"]},
-)
+LIMITS_REFUSED = Counter("responses_mw.limits.refused", "{request}", "Requests that a limit refused, by limit.", _LIMITS)
 LIMITS_UNCHECKED = Counter(
     "responses_mw.limits.unchecked",
     "{request}",
     "Requests accepted unchecked because Redis was unavailable, by limit.",
-    {"limit": ["requests", "streams", "background", "storage"]},
+    _LIMITS,
 )
 CACHE_MISSES = Counter(
     "responses_mw.cache.misses",
@@ -174,10 +169,7 @@ EVENT_LOOP_LAG = Histogram(
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the number of bytes that this process may use: the lower of its container's limit and the machine's memory.
-
-    `groups` is the directory where the control groups are mounted.
-    """
+    """Return the number of bytes that this process may use. `groups` is the directory where the control groups are mounted."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
     files = (groups / "memory.max", groups / "memory" / "memory.limit_in_bytes")  # control groups, version 2 and 1
     texts = [file.read_text().strip() for file in files if file.exists()]
@@ -195,7 +187,7 @@ prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", 
 # -- usage by owner: there are too many owners for labels ----------------------------------------------------------------
 
 MAX_OWNERS = 10_000
-"""Maximum number of owners whose usage is counted separately. The usage of further owners is counted under `OTHERS`."""
+"""Maximum number of owners whose usage is counted separately. Further owners are counted as `OTHERS`."""
 OTHERS = "_OTHER"
 
 
@@ -206,11 +198,7 @@ class OwnerUsage:
     responses: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that the upstream had cached. `input_tokens` includes them."""
     output_tokens: int = 0
-
-    def values(self) -> tuple[int, ...]:
-        return astuple(self)
 
 
 class UsageMeter:

@@ -1,8 +1,7 @@
 """Configuration of logs, traces and metrics for our own commands. A host application configures its own.
 
-Log records are text or JSON, with the ids of the request, the response and the trace. Above the level `debug`, they contain no
-text of requests or responses. Some values, such as model names, are chosen by clients or by the upstream. Characters that could
-start a new line or control a terminal are therefore escaped.
+Above the level `debug`, log records contain no text of requests or responses. Some values, such as model names, are chosen by
+clients or by the upstream. Characters that could start a new line or control a terminal are therefore escaped.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from .context import current_request
 
 logger = logging.getLogger(__name__)
 
+# At `info`, these loggers log every request or internal details.
 _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "opentelemetry", "uvicorn")
-"""Loggers whose level is set to `warning`. At `info`, they log every request or internal details."""
 
 # C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,10 +34,7 @@ _OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
-    """Configure the root logger to write to standard error.
-
-    Only our own commands call this function. A host application configures its logging itself.
-    """
+    """Configure the root logger to write to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -51,9 +47,7 @@ def set_up_sdk() -> None:
 
     If only an OTLP endpoint is set, both signals are exported to it over HTTP. Nothing is configured if no endpoint or exporter
     is set, if `OTEL_SDK_DISABLED` is true, or if `opentelemetry-instrument`, which supports more features, has already set a
-    tracer provider. If the SDK is not installed, a warning is logged.
-
-    Raises `RuntimeError` if the package of a configured exporter is not installed.
+    tracer provider. Raises `RuntimeError` if the package of a configured exporter is not installed.
     """
     traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
     is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"
@@ -88,7 +82,7 @@ def _variable(name: str) -> str:
 
 
 def _exporter_names(signal: str) -> list[str]:
-    """Return the names of the entry points of the exporters for `signal`. The default is OTLP if an endpoint is set."""
+    """Return the names of the exporters' entry points. The default is OTLP if an endpoint is set."""
     has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     names = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
     if names.lower() == "none":
@@ -121,7 +115,6 @@ class _Formatter(logging.Formatter):
         self._with_messages = with_messages
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """Return the traceback, without the exceptions' messages unless `with_messages` is true."""
         request = current_request()
         if self._with_messages and (request is None or request.stores):
             return _block(super().formatException(ei))
@@ -172,7 +165,6 @@ def _block(text: str) -> str:
 
 
 def _ids() -> dict[str, str]:
-    """Return the ids of the current trace, request and response."""
     ids: dict[str, str] = {}
     context, request = get_current_span().get_span_context(), current_request()
     if context.is_valid:

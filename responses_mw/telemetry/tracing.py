@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -35,20 +35,17 @@ _NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
-    """Return whether our command or the host application has set a tracer provider."""
+    """Whether our command or the host application has set a tracer provider."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
-    """Return whether a meter provider is set, other than the API package's own providers, which record nothing."""
+    """Whether a meter provider is set, other than the API package's own providers, which record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def captures_content(*, stores: bool) -> bool:
-    """Return whether spans may contain messages, tool arguments and tool results.
-
-    They may do so only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT enables it and the response is stored.
-    """
+    """Whether an environment variable allows messages, tool arguments and tool results in spans, and the response is stored."""
     opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
     return stores and opt_in in ("true", "span_only", "span_and_event")
 
@@ -65,14 +62,13 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
 
 
 def extract_context(headers: Mapping[str, str]) -> Context:
-    """Return the trace context in `headers`. The names of the headers must be in lower case."""
     return propagate.extract(dict(headers), Context())
 
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
-    """Return a context manager that makes `span` the current span, or does nothing if `span` is None.
+    """Return a context manager that makes `span` the current span, unless `span` is None. It does not end the span.
 
-    The span is not ended. Exceptions are not recorded, because their messages may quote the request.
+    Exceptions are not recorded, because their messages may quote the request.
     """
     return _NO_SPAN if span is None else trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
@@ -102,10 +98,9 @@ def ending(span: Span) -> Iterator[None]:
 
 
 def start_request_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any] | None = None) -> Span:
-    """Start the span of a request. The names in `headers` must be in lower case.
+    """Start the span of a request, as a child of the span in `headers`, whose names must be in lower case.
 
-    The span is a server span with the trace context in `headers` as its parent. If the host application has a current span, the
-    new span is an internal child of that span.
+    If the host application has a current span, the new span is an internal child of that span instead.
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
@@ -113,7 +108,6 @@ def start_request_span(name: str, headers: Mapping[str, str], attributes: Mappin
 
 
 def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
-    """Start the span of the HTTP request with this ASGI `scope`."""
     address, port = scope.get("server") or (None, None)
     known = {
         HTTP.METHOD: method,
@@ -131,10 +125,7 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
 
 
 def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:
-    """Set the facts of `request` as attributes of `span`, and end the span.
-
-    For an HTTP request, `method` and `status` are its method and the status of its response.
-    """
+    """Set the facts of `request`, and an HTTP request's `method` and `status`, as attributes of `span`. End the span."""
     if span.is_recording():
         attributes: dict[str, str | int] = {**request.span_attributes()}
         if method:
@@ -170,7 +161,7 @@ def _messaging(operation: str, response_id: str) -> dict[str, str]:
 
 @contextmanager
 def queueing_span(response_id: str) -> Iterator[None]:
-    """Trace the queueing of a job. `link_to_request` later links the job's span to this span."""
+    """Trace the queueing of a job."""
     span = TRACER.start_span("send responses", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
     with ending(span), activated_span(span):
         yield
@@ -178,7 +169,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 
 @contextmanager
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
-    """Trace a job that runs in this task, and count it as running. Yield the job's facts.
+    """Trace a job that runs in this task, and count the job as running. Yield the job's facts.
 
     The job has a trace of its own, which `link_to_request` links to the request that queued the job.
     """
@@ -194,7 +185,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
 
 
 def link_to_request(headers: Mapping[str, str]) -> None:
-    """Link the current span to the span that queued the job. `headers` contain that span's trace context."""
+    """Link the current span to the span that queued the job, whose trace context is in `headers`."""
     span = get_current_span()
     if span.is_recording():
         linked = get_current_span(extract_context(headers)).get_span_context()
@@ -202,22 +193,17 @@ def link_to_request(headers: Mapping[str, str]) -> None:
             span.add_link(linked)
 
 
-Address: TypeAlias = tuple[str | None, int | None, int | None]
+def redis_span(
+    operation: str, script: str, size: int, address: Callable[[], tuple[str | None, int | None, int | None]]
+) -> AbstractContextManager[None]:
+    """Trace a round trip to Redis: the command `operation`, the name of the Lua script, and the number of commands.
 
-
-def redis_span(operation: str, script: str, size: int, address: Callable[[], Address]) -> AbstractContextManager[None]:
-    """Trace a round trip to Redis within a request or a job.
-
-    `operation` is the command, `script` the name of the Lua script, `size` the number of commands, and `address` a function
-    that returns the host, the port and the database. Round trips without a current span, such as those of periodic work, are
-    not traced, because each would be a trace of its own.
+    `address` returns the host, the port and the database. Round trips without a current span, such as those of periodic work,
+    are not traced, because each would be a trace of its own.
     """
-    return _redis_span(operation, script, size, address()) if get_current_span().is_recording() else _NO_SPAN
-
-
-@contextmanager
-def _redis_span(operation: str, script: str, size: int, address: Address) -> Iterator[None]:
-    host, port, database = address
+    if not get_current_span().is_recording():
+        return _NO_SPAN
+    host, port, database = address()
     known: dict[str, str | int | None] = {
         DB.SYSTEM: "redis",
         DB.OPERATION: operation,
@@ -228,19 +214,18 @@ def _redis_span(operation: str, script: str, size: int, address: Address) -> Ite
         SERVER_PORT: port,
     }
     attributes = {name: value for name, value in known.items() if value is not None}
-    with ending(TRACER.start_span(f"{operation} {script}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes)):
-        yield
+    return ending(TRACER.start_span(f"{operation} {script}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes))
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
-    """Record the duration of a round trip to Redis, and the `error` with which it failed, if any."""
+    """Record the duration of a round trip to Redis, and the class of the `error` if the round trip failed."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 
 
 @contextmanager
 def measured_embedding(model: str) -> Iterator[None]:
-    """Record the duration of the `with` block as that of an embedding by `model`, and the class of its error, if any."""
+    """Record the duration of the `with` block as that of an embedding, and the class of its error."""
     attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
     try:
         yield
@@ -252,7 +237,6 @@ def measured_embedding(model: str) -> Iterator[None]:
 
 
 def count_state_error(error: Exception) -> None:
-    """Count a failed round trip to Redis."""
     STATE_ERRORS.add(1, {ERROR_TYPE: type(error).__name__})
 
 

@@ -21,8 +21,7 @@ from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_tra
 class TurnSpan:
     """The span of one turn, from sending the request to the end of the answer. Nothing is measured per token.
 
-    Call `answer_started` when the answer starts, and `finish` or `fail` when it ends. Always call `close` at the end. It has no
-    effect after `finish` or `fail`.
+    `close` must always be called at the end. It has no effect after `finish` or `fail`.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class TurnSpan:
         self._started = time.perf_counter()
 
     def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return a copy of `headers` with this turn's trace context, so that the upstream's spans become its children."""
+        """Return a copy of `headers` with this turn's trace context."""
         return with_trace_context(headers, self._span)
 
     def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
@@ -72,10 +71,7 @@ class TurnSpan:
             request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
-        """End the span of a turn with a complete answer, and record the duration and the usage.
-
-        Call this after adding the turn's items and usage to the document.
-        """
+        """Record the duration and the usage, and end the span. The turn's items and usage must be in the document."""
         if self._is_ended:
             return
         duration = time.perf_counter() - self._started
@@ -96,13 +92,12 @@ class TurnSpan:
             return
         kind = kind_of_error(error)
         mark_failed(self._span, kind)
-        attributes = self._metric_attributes()
-        metrics.INFERENCE_DURATION.record(time.perf_counter() - self._started, {**attributes, ERROR_TYPE: kind})
-        self._count_tokens(attributes, (0, 0, 0, 0))  # so that `rate()` sees the first increase
+        no_tokens = (0,) * len(_COUNTS)  # so that `rate()` sees the first increase
+        self._measure(time.perf_counter() - self._started, no_tokens, {ERROR_TYPE: kind})
         self._break_off()
 
     def close(self) -> None:
-        """End the span as cancelled by the client, which is not a failure. Do nothing if the turn has finished or failed."""
+        """End the span as cancelled by the client, which is not a failure, unless the turn has finished or failed."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
             self._break_off()
@@ -118,24 +113,17 @@ class TurnSpan:
         self._span.set_attributes(self._result)
         self._span.end()
 
-    def _metric_attributes(self) -> dict[str, str | int]:
-        return {**self._server, GenAI.MODEL: metrics.MODELS.known(self._model)}
-
-    def _measure(self, duration: float, used: Sequence[int]) -> None:
-        attributes = self._metric_attributes()
-        metrics.INFERENCE_DURATION.record(duration, attributes)
-        self._count_tokens(attributes, used)
-        if self._first_read is None or not self._chat.get("stream"):
+    def _measure(self, duration: float, used: Sequence[int], error: Mapping[str, str] = {}) -> None:
+        attributes = {**self._server, GenAI.MODEL: metrics.MODELS.known(self._model)}
+        metrics.INFERENCE_DURATION.record(duration, {**attributes, **error})
+        for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
+            counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
+        if error or self._first_read is None or not self._chat.get("stream"):
             return
         to_first, tokens_out = self._first_read - self._started, used[1]
         metrics.TIME_TO_FIRST_CHUNK.record(to_first, attributes)
         if tokens_out > 1:
             metrics.TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
-
-    def _count_tokens(self, attributes: Mapping[str, str | int], used: Sequence[int]) -> None:
-        """Add the tokens of a turn to the counters. The upstream does not report the modality of input tokens."""
-        for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
-            counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
 
     def _capture_content(self, finish_reason: str | None) -> None:
         request = current_request()
@@ -149,7 +137,7 @@ class TurnSpan:
 
 _COUNTS = (GenAI.INPUT_TOKENS, GenAI.OUTPUT_TOKENS, GenAI.CACHED_TOKENS, GenAI.REASONING_TOKENS)
 _COUNTERS = (
-    (metrics.INPUT_TOKENS, "unknown"),
+    (metrics.INPUT_TOKENS, "unknown"),  # the upstream does not report the modality of input tokens
     (metrics.OUTPUT_TOKENS, "text"),
     (metrics.CACHED_TOKENS, "unknown"),
     (metrics.REASONING_TOKENS, "text"),
@@ -187,11 +175,12 @@ def _response_attributes(document: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if value}
 
 
+# -- messages in the formats of `gen_ai.input.messages` and `gen_ai.output.messages` ---------------------------------------
+
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"})
 
 
 def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Convert the messages of a chat request to the format of `gen_ai.input.messages`."""
     for message in messages:
         parts = _parts(message.get("content"))
         for call in message.get("tool_calls") or ():
@@ -203,7 +192,6 @@ def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def _output_message(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
-    """Convert the items produced by a turn to the format of `gen_ai.output.messages`."""
     parts: list[dict[str, Any]] = []
     for item in items:
         if item["type"] == "message":
