@@ -1,8 +1,7 @@
 """Count the tokens of prompts, and truncate a history to the context window of its model (`truncation: auto`).
 
-1. Tokens are counted by the server's tokenizer if it renders the chat exactly as a completion does. To do so, it must accept
-   every parameter that the chat template uses. Otherwise, and for content other than text (images), a completion of one token
-   is requested, and the number is read from its `usage`.
+1. The server's tokenizer counts the tokens of text, if the tokenizer accepts every parameter that the chat template uses.
+   Otherwise, a completion of one token is requested, and the number is read from its `usage`.
 2. The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
    tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
 """
@@ -23,7 +22,7 @@ from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
 from .client import Upstream
-from .servers import accepted, server_for
+from .servers import accepted, member, server_for
 from .stream import ChatStream
 
 logger = logging.getLogger(__name__)
@@ -48,12 +47,12 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
     """Return the number of input tokens of the Responses request `body`. Raises `UpstreamError` like `count_tokens`."""
     counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
-    if isinstance(count := _member(counted, "input_tokens"), int):
+    if isinstance(count := member(counted, "input_tokens"), int):
         return count
     probe = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
     if "tools" in probe:
         probe["tool_choice"] = "none"  # otherwise, the server would run the tools that the model calls
-    return await _used(upstream.responses(probe, caller), _of_response)
+    return await _used(upstream.responses(probe, caller), "response", "usage", "input_tokens")
 
 
 def is_text(chat: ChatRequest) -> bool:
@@ -69,33 +68,22 @@ def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
 async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
     """Request an answer of one token, and return the number of prompt tokens in its usage. Raises `UpstreamError`."""
     dialect = await upstream.dialect(caller)
-    return await _used(upstream.chat({**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller), _of_chunk)
+    probe = {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}
+    return await _used(upstream.chat(probe, caller), "usage", "prompt_tokens")
 
 
-async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
-    """Return the number of prompt tokens that `answer` reports. Raises `UpstreamError` if it reports none."""
+async def _used(answer: ChatStream, *members: str) -> int:
+    """Return the last number to which `members` lead in a chunk of `answer`."""
     count = None
     async with aclosing(answer):
         await answer.open()
         async for chunks in answer:
             for chunk in chunks:
-                reported = count_of(chunk) if isinstance(chunk, dict) else None
+                reported = member(chunk, *members)
                 count = reported if isinstance(reported, int) else count
     if count is None:
         raise UpstreamError("The upstream has no tokenizer, and does not report the tokens of its answers.")
     return count
-
-
-def _of_chunk(chunk: dict[str, Any]) -> Any:
-    return _member(chunk.get("usage"), "prompt_tokens")
-
-
-def _of_response(event: dict[str, Any]) -> Any:
-    return _member(_member(event.get("response"), "usage"), "input_tokens")
-
-
-def _member(answer: Any, name: str) -> Any:
-    return answer.get(name) if isinstance(answer, dict) else None
 
 
 # -- the context window ------------------------------------------------------------------------------------------------
@@ -111,11 +99,12 @@ _MARGIN = 0.9  # share of the limit to use if tokens are estimated
 
 _LENGTH = re.compile(
     r"(?:maximum context length (?:is|of)|context length is only|max_model_len|model length of|model's context length \("
-    r"|available context size \(|`inputs` must have less than|`max_new_tokens` must be <=)\s*(\d+)"
+    r"|available context size \(|`inputs` must have less than|`max_new_tokens` must be <=)\s*(\d{1,12})"
 )
 _COUNT = re.compile(
-    r"(\d+) in the messages|(\d+) tokens from the input messages|resulted in (\d+) tokens|contains (\d+) input tokens"
-    r"|The input \((\d+) tokens|request \((\d+) tokens|[Gg]iven: (\d+)|prompt length (\d+)"
+    r"(\d{1,12}) in the messages|(\d{1,12}) tokens from the input messages|resulted in (\d{1,12}) tokens"
+    r"|contains (\d{1,12}) input tokens|The input \((\d{1,12}) tokens|request \((\d{1,12}) tokens|[Gg]iven: (\d{1,12})"
+    r"|prompt length (\d{1,12})"
 )
 
 
@@ -125,15 +114,15 @@ class ContextWindow:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._lengths: dict[str, tuple[float, int | None]] = {}
-        """The expiry time of each model's entry, and its context length if known."""
+        """The expiry time and the context length, if known, of each model."""
 
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with a chat request of as many `items` as fit the context window, and return its result.
+        """Call `ask` with a chat request of as many `items` as fit the context window, and return the result of `ask`.
 
-        If the server refuses the prompt as too long, remove more items and call `ask` once more. Raises any error of `ask`, and
-        `UpstreamError` if tokens cannot be counted.
+        If the server refuses the prompt as too long, more items are removed, and `ask` is called once more. Raises any error of
+        `ask`, and `UpstreamError` if tokens cannot be counted.
         """
         chat = await self._fitting(items, chat_of, caller)
         try:
@@ -157,7 +146,6 @@ class ContextWindow:
         return await self._cut(items, chat_of, length, caller)
 
     async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
-        """Count and cut repeatedly until the request fits or nothing more can be removed."""
         limit = None
         while True:
             chat = await chat_of(items)
@@ -165,28 +153,21 @@ class ContextWindow:
             if count <= (limit or length - _answer_of(chat)) or not len(Truncation(items)):
                 return chat
             limit = _target(chat, length)
-            items = _cut_to_share(items, chat, limit / count)
+            items = _cut_to_share(items, chat, limit / max(count, 1))
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
-        """Return the number of tokens of `chat`.
-
-        If counting requires an answer and the server refuses the prompt as too long, return a low estimate. The caller counts
-        again after it has removed items.
-        """
         try:
             return await count_tokens(self._upstream, chat, caller)
         except UpstreamError as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
+            # A low estimate is sufficient, because `_cut` counts again after it has removed items.
             return max(_estimate(chat, refusal.message, _BYTES_PER_TOKEN), length + 1)
 
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """Return a shorter request than `refused`.
-
-        Returns None if no item can be removed, or if the error `message` states no context length.
-        """
+        """Return a shorter request, or None if no item can be removed or the error `message` states no context length."""
         stated = _LENGTH.search(message)
         if stated is None or not len(Truncation(items)):
             return None
@@ -218,27 +199,26 @@ class ContextWindow:
 
 
 def _answer_of(chat: ChatRequest) -> int:
-    """Return the number of tokens that the request reserves for the answer."""
+    """Return the maximum number of tokens of the answer."""
     wanted = chat.get("max_completion_tokens") or chat.get("max_tokens")
     return wanted if isinstance(wanted, int) else 1
 
 
 def _target(chat: ChatRequest, length: int) -> int:
-    """Return the number of tokens to which a prompt is cut. It leaves room for a useful answer."""
+    """Return the number of tokens to which a prompt is cut, so that there is room for a useful answer."""
     return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 
 def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
-    """Return the token count that the error message `refusal` states, or an estimate from the size of `chat`."""
+    """Return the token count stated in the error message `refusal`, or an estimate from the size of `chat`."""
     count = _COUNT.search(refusal)
-    return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_per_token
+    if count is not None:
+        return max(1, int(next(filter(None, count.groups()))))
+    return len(orjson.dumps(chat)) / bytes_per_token
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Return `items` without the oldest blocks, so that `chat` shrinks to `share` of its size if possible.
-
-    At least one block is removed. Tools are never removed, so they count towards the remaining size.
-    """
+    """Return `items` without the oldest blocks, at least one, so that `chat` with its tools shrinks to `share` of its size."""
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)

@@ -1,12 +1,12 @@
 """Check that the upstream continues the last message of a request instead of answering it.
 
 The result depends on the server, the model and its chat template. A server that does not continue the message reports no error,
-but closes the message and begins another one. Two conditions are therefore checked:
+but begins a new message. Two conditions are therefore checked:
 
-1. The prompt that the server renders for this request must end with the text. vLLM returns it through `/tokenize` and
+1. The prompt that the server renders for this request must end with the text. vLLM returns the prompt through `/tokenize` and
    `/detokenize`, llama.cpp through `/apply-template`.
 2. Some servers return a prompt that they do not use (vLLM with gpt-oss). For each model, the prompt of a sample must therefore
-   have as many tokens as the usage of an answer to the sample reports. The result is cached.
+   have as many tokens as the usage of an answer to the sample reports.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSAL_TTL = 300.0
 _MAX_MODELS = 1000
 """Maximum number of models whose results are cached."""
 _MARGIN = 16
-"""Number of tokens to decode in addition to those of the text, because the text may begin within a token."""
+"""Number of tokens to decode before the text, because the text may begin within a token."""
 _SAMPLE = "One two three"
 
 
@@ -48,7 +48,7 @@ class PrefillProof:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._verdicts: dict[str, tuple[float, bool]] = {}
-        """For each model, when the cached result expires and whether the model continues messages."""
+        """The expiry time of each model's result, and whether the model continues messages."""
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
@@ -76,10 +76,9 @@ class PrefillProof:
         return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
-        """Return the prompt of `chat`, whose last message is `text`.
+        """Return the prompt of `chat`, or None if the server does not show a prompt that ends with `text`, the last message.
 
-        Returns None if the server does not return the prompt, or if the prompt does not end with `text`. Raises
-        `UpstreamError` if a request fails.
+        Raises `UpstreamError` if a request fails.
         """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)

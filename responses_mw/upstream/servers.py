@@ -87,18 +87,13 @@ class Server:
         """Return the number of tokens of `text` without special tokens, or 0 if the server does not count tokens."""
         return 0
 
-    async def _ask(self, path: str, body: ChatRequest, member: str, kind: type[T]) -> T | None:
+    async def _ask(self, path: str, body: ChatRequest, name: str, kind: type[T]) -> T | None:
         """Post `body`, and return a member of the response, or None if its type is wrong or the server rejects the request."""
-        answer = await accepted(self.upstream.post(path, body, self.caller))
-        value = answer.get(member) if isinstance(answer, dict) else None
+        value = member(await accepted(self.upstream.post(path, body, self.caller)), name)
         return value if isinstance(value, kind) else None
 
     async def _metadata(self, path: str, *members: str) -> Any:
-        """Return the member of the JSON at `path` that `members` lead to, or None if there is no such member."""
-        found = await self.upstream.get(path, self.caller)
-        for name in members:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+        return member(await self.upstream.get(path, self.caller), *members)
 
     async def _length_of_models(self, model: str) -> Any:
         """Return `max_model_len` from `/v1/models`. An adapter has the length of its parent."""
@@ -106,6 +101,13 @@ class Server:
         found = listed.get(model, {})
         parent = found.get("parent")
         return found.get("max_model_len") or (listed.get(parent, {}).get("max_model_len") if isinstance(parent, str) else None)
+
+
+def member(decoded: Any, *names: str) -> Any:
+    """Return the nested member of `decoded` to which `names` lead, or None if the member does not exist."""
+    for name in names:
+        decoded = decoded.get(name) if isinstance(decoded, dict) else None
+    return decoded
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:

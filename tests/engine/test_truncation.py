@@ -131,6 +131,22 @@ async def test_what_was_cut_is_stored_whole(before: Callable[[Counting], Ours]) 
     assert again.output_text == "Hello"
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "max_model_len is " + "9" * 5000,
+        "max_model_len is 5, and the messages resulted in " + "9" * 5000 + " tokens",
+        "max_model_len is 0, and the messages resulted in 0 tokens",
+    ],
+)
+async def test_absurd_numbers_in_a_refusal_are_still_a_refusal(before: Callable[[Counting], Ours], refusal: str) -> None:
+    server = Counting("system", length=5)
+    server.refusal = refusal
+    with pytest.raises(openai.BadRequestError) as caught:
+        await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert caught.value.code == "context_length_exceeded"
+
+
 class Odd(Counting):
     """A server whose page at `path` has another form than documented."""
 
