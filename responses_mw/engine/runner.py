@@ -219,7 +219,8 @@ class Runner:
     ) -> Run:
         """Return a new run. `output` has the items that another worker has already added to the response."""
         begin_run(created, streams=request.stream)
-        assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
+        call_ids = context.chain.call_ids
+        assembler = self._backend.builder(request, created, context.ids, caller.owner, call_ids, cached=False)
         headers = with_trace_context(caller.headers) if request.tools else {}
         gate = self._gate(caller)
         toolbox = self._tools.toolbox(request.tools, [*context.items, *output], context.input, headers, caller.owner, gate)
@@ -249,7 +250,7 @@ class Runner:
         annotate(cache_status=run.looked_up.header)
         if isinstance(run.looked_up, Hit):
             call_ids = context.chain.call_ids
-            run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
+            run.assembler = self._backend.builder(run.request, run.document, context.ids, caller.owner, call_ids, cached=True)
 
     def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:
         """Return all events of a cached answer except the terminal event."""

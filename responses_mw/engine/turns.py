@@ -382,7 +382,7 @@ class Compaction:
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
-        assembler = self._backend.builder(request, created, ids, owner, frozenset())
+        assembler = self._backend.builder(request, created, ids, owner, frozenset(), cached=False)
         return Run(request, run.caller, run.model, context, assembler, NO_HISTORY, results=run.results)
 
 

@@ -1,8 +1,7 @@
 """The interface to an upstream, independent of its API.
 
-A response is made in turns. The engine describes each turn in a `TurnRequest`. A `Backend` converts the turn to a request of
-the upstream's API and opens the stream of the answer. `ChatBackend` uses Chat Completions. `ResponsesBackend` uses the
-upstream's own Responses API.
+The engine describes each turn of a response in a `TurnRequest`. A `Backend` converts the turn to a request of the upstream's
+API and opens the stream of the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
 from ..protocol.chat.request import Prefill
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.builder import ResponseBuilder
+from ..protocol.response.builder import ResponseBuilder, ResponseOptions
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part
@@ -46,7 +45,6 @@ class TurnRequest:
     history: Sequence[Item]
     """The items before the request's input."""
     input: Sequence[Item]
-    """The items of the request's input."""
     document: Document
     """The response so far. The model also sees its output."""
     size: int = 0
@@ -58,9 +56,9 @@ class TurnRequest:
     number: int = 1
     """Number of turns begun: 1 during the first turn, 0 before it."""
     is_last: bool = False
-    """Whether this is the last turn, so that no server-side function is offered."""
+    """Whether this is the last turn, in which no server-side function is offered."""
     messages: ResponseMessages | None = None
-    """The recorder of vLLM's `input_messages` and `output_messages`, or None if they were not requested."""
+    """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
     prefill: Prefill | None = None
     """How to continue the last message, if an earlier answer to this turn was interrupted within that message."""
 
@@ -74,7 +72,7 @@ class Prefix:
     """Whether white space at the end of the text is hidden from the upstream."""
     prefill: Prefill
     usage: dict[str, Any] | None
-    """The usage of the turn so far, as in a chat completion, or None if it cannot be counted."""
+    """The usage of the turn so far, as in a chat completion, or None if the tokens cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +89,26 @@ class OpenTurn:
 
 
 class Backend(ABC):
-    """Requests turns from one upstream. All runs share the backend."""
+    """Requests turns from one upstream, for all runs."""
 
     can_take_over = False
-    """Whether a response can be continued from another worker's output."""
+    """Whether a run can continue a response from another worker's output."""
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
-        """If `open_reasoning` is true, reasoning events have the names of the Open Responses specification."""
+        """With `open_reasoning`, reasoning events have the names of the Open Responses specification."""
         self._upstream = upstream
         self._sealer = sealer
-        self._think_tag = settings.think_tag
         self._reasoning_is_open = open_reasoning
         self._address = _address(settings.url)
 
     @abstractmethod
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
     ) -> ResponseBuilder:
-        """Return the builder of the response from the upstream's chunks or events.
+        """Return the builder of the response from the upstream's answer or, with `cached`, from the chunks of a cached answer.
 
-        `used_call_ids` are the call ids in the history.
+        `call_ids` are the ids of the calls in the history.
         """
-
-    @abstractmethod
-    def replay_builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
-    ) -> ResponseBuilder:
-        """Return the builder of the response from the chat chunks of a cached answer. The parameters are those of `builder`."""
 
     @abstractmethod
     def cached_summary(self, request: CreateResponse) -> bool | None:
@@ -125,10 +116,7 @@ class Backend(ABC):
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Return the recorder of `input_messages` and `output_messages`.
-
-        Returns None if the request does not ask for them or the upstream makes them.
-        """
+        """Return the recorder of `input_messages` and `output_messages`, or None if this server does not add these members."""
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
@@ -138,7 +126,7 @@ class Backend(ABC):
     def items(self, turn: TurnRequest) -> list[Item]:
         """Return all items that the model sees, decrypted.
 
-        Raises `BadRequest` for an item that this server did not encrypt, unless the upstream may have encrypted it.
+        Raises `BadRequest` for an item encrypted elsewhere, unless the upstream may have encrypted the item.
         """
 
     @abstractmethod
@@ -146,15 +134,14 @@ class Backend(ABC):
         """Send the turn, and return it once its answer has begun. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the text from which an interrupted `turn` can continue.
+        """Return the text from which the upstream would continue the interrupted `turn`, or None if it would not.
 
-        Returns None if no check has shown that the upstream continues the text. `begins_at` is the index of the turn's first
-        item in the output. Raises `APIError` if a request of the check fails.
+        `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a check fails.
         """
         return None
 
     async def continues(self, turn: TurnRequest) -> bool:
-        """Return whether the upstream would continue an interrupted text of `turn`. Raises `APIError` if the check fails."""
+        """Return whether the upstream would continue interrupted text of `turn`. Raises `APIError` if a check fails."""
         return False
 
     @abstractmethod
@@ -190,27 +177,39 @@ class Backend(ABC):
             span.answer_started(opened.stream.head)
         return opened
 
-    def _open_summary(self, owner: str, envelope: str) -> bytes | None:
-        """Return the decrypted envelope of a compaction item, or None if it cannot be decrypted here."""
-        return unseal(self._sealer, envelope, purpose=COMPACTION, owner=owner)
+    def _options(
+        self, request: CreateResponse, owner: str, call_ids: frozenset[str], *, think_tag: str | None = None
+    ) -> ResponseOptions:
+        def seal(text: str) -> str:
+            return self._sealer.seal(text.encode(), purpose=REASONING, owner=owner)
+
+        return ResponseOptions(
+            summary=request.wants_summary,
+            open_reasoning=self._reasoning_is_open,
+            logprobs=request.wants_logprobs,
+            think_tag=think_tag,
+            single_call=request.parallel_tool_calls is False,
+            max_calls=request.max_tool_calls,
+            include=request.include,
+            used_call_ids=call_ids,
+            seal=seal if "reasoning.encrypted_content" in request.include else None,
+        )
+
+    def _unseal(self, owner: str, envelope: str, purpose: str = COMPACTION) -> bytes | None:
+        """Return the decrypted envelope, or None if the envelope belongs to another server, owner or purpose."""
+        try:
+            return self._sealer.open(envelope, purpose=purpose, owner=owner)
+        except InvalidEnvelope:
+            return None
 
     def _open_reasoning(self, owner: str, envelope: str) -> str | None:
-        """Return the decrypted text of a reasoning item, or None if it cannot be decrypted here."""
-        text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
+        text = self._unseal(owner, envelope, REASONING)
         return text.decode() if text is not None else None
 
 
-def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes | None:
-    """Return the decrypted contents of `envelope`, or None if the envelope belongs to another server, owner or purpose."""
-    try:
-        return sealer.open(envelope, purpose=purpose, owner=owner)
-    except InvalidEnvelope:
-        return None
-
-
 def _address(url: str | None) -> tuple[str | None, int | None]:
-    """Return the upstream's host and port for spans, or `(None, None)` for an application in this process."""
-    if url is None:
+    """Return the upstream's host and port for spans."""
+    if url is None:  # an application in this process
         return None, None
     parts = urlsplit(url)
     return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

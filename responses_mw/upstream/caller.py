@@ -1,14 +1,14 @@
 """The caller of a request, and the check that the upstream accepts its credential. The check runs before any side effect.
 
-1. The check first requests the list of models with the caller's headers. This has no side effect, but some servers (llama.cpp,
-   TGI, OpenRouter) list their models without a valid credential.
-2. If the server returns the list, the check sends an empty chat request. A server that rejects the credential answers with 401
-   or 403. A server that accepts it reports an invalid request. No model runs.
+1. The check first requests the list of models with the caller's headers. This request has no side effect, but some servers
+   (llama.cpp, TGI, OpenRouter) list their models without a valid credential.
+2. If the server returns the list, the check sends an empty chat request. The server responds with 401 or 403 if it rejects the
+   credential. Otherwise, the server reports an invalid request. No model runs.
 3. The list is inconclusive if the response is not a list or has the status 403 (the key may be valid for chats only), 404, 405
    or 501 (the server has no list). The check then sends the smallest valid chat request, and the server must answer it. This
    request is also sent if the empty request fails with any other error.
 4. If the server is overloaded or unreachable, the check raises an error. The caller is neither accepted nor rejected.
-5. An accepted credential stays accepted for 30 seconds, whether this check or a chat accepted it. Rejections are not cached.
+5. After this check or a chat, the credential stays accepted for 30 seconds. Rejections are not cached.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted, because of one of our API keys, a recent check or the upstream's answer to this request."""
+    """Whether a caller is accepted, because of an API key of this server, a check or the upstream's answer to this request."""
 
     is_known: bool = False
-    """Whether the caller has one of our API keys. If so, a refusal by the upstream concerns the operator's credential."""
+    """Whether the caller has an API key of this server. A refusal by the upstream then concerns the operator's credential."""
     is_accepted: bool = False
     is_refused: bool = False
     _has_chatted: bool = False
@@ -46,7 +46,7 @@ class Standing:
         self.is_refused = False
 
     def chat_refused(self) -> None:
-        """Record that the upstream refused the caller, unless the caller has one of our API keys or an answer has begun."""
+        """Record that the upstream refused the caller, unless the caller has been accepted in another way."""
         if not (self.is_known or self._has_chatted):
             self.is_accepted, self.is_refused = False, True
 
@@ -55,8 +55,8 @@ class Standing:
 class Caller:
     """The caller of a request.
 
-    `owner` is the owner of all objects that the request stores. `headers` are forwarded to the upstream. `scope` is the ASGI
-    scope that a call to an upstream in this process inherits from.
+    `owner` is the owner of all objects that the request stores. `headers` are forwarded to the upstream. An upstream in this
+    process inherits the ASGI `scope`.
     """
 
     owner: str = ANONYMOUS
@@ -65,14 +65,11 @@ class Caller:
     standing: Standing = field(default_factory=Standing, compare=False)
 
     def with_headers(self, headers: dict[str, str]) -> Caller:
-        """Return the caller with other `headers`. The result shares the standing."""
-        return Caller(self.owner, headers, self.scope, self.standing)
+        """Return the caller with other `headers`, but the same standing."""
+        return replace(self, headers=headers)
 
     def again(self) -> Caller:
-        """Return the caller for another request, with a new standing.
-
-        The upstream must accept the caller again, unless the caller has one of our API keys.
-        """
+        """Return the caller for another request. Without an API key of this server, the caller must be accepted again."""
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
 
@@ -80,11 +77,11 @@ class Caller:
 # -- the check ---------------------------------------------------------------------------------------------------------
 
 ACCEPTED_FOR = 30.0
-"""Seconds for which an accepted credential remains accepted."""
+"""Seconds for which an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
-"""Statuses of the list of models that do not show whether the credential is accepted."""
+"""Statuses of the response to the list of models that do not show whether the credential is accepted."""
 _INVALID = frozenset({400, 422})
 """Statuses of a request whose body was validated."""
 _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
@@ -110,41 +107,32 @@ class Verification:
         """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the upstream accepts the caller, and record the result in the caller's standing.
-
-        Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is inconclusive.
-        """
+        """Check that the caller is accepted, and update the caller's standing. Raises like `Upstream.verify`."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")
         if standing.is_accepted:
             return
         key = _key(caller)
-        if key is None or not self._is_accepted(key):
+        if key is not None and self._accepted.get(key, 0.0) > time.monotonic():
+            self._accepted.move_to_end(key)
+        else:
             await self._find_out(caller)
             self._remember(key)
         standing.is_accepted = True
 
     def chat_accepted(self, caller: Caller, model: str) -> None:
-        """Record that the upstream began to answer a chat of the caller with `model`."""
+        """Record that the upstream began to answer the caller's chat with `model`."""
         caller.standing.chat_accepted()
         self._model = model
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """Record that the upstream refused a chat because of the caller's credential."""
+        """Record that the upstream refused the credential of the caller's chat."""
         caller.standing.chat_refused()
         key = _key(caller)
         if key is not None:
             self._accepted.pop(key, None)
-
-    # -- accepted credentials -----------------------------------------------------------------------------------------
-
-    def _is_accepted(self, key: bytes) -> bool:
-        if self._accepted.get(key, 0.0) <= time.monotonic():
-            return False
-        self._accepted.move_to_end(key)
-        return True
 
     def _remember(self, key: bytes | None) -> None:
         if key is None:
@@ -153,8 +141,6 @@ class Verification:
         self._accepted.move_to_end(key)
         if len(self._accepted) > MAX_ACCEPTED:
             self._accepted.popitem(last=False)
-
-    # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _find_out(self, caller: Caller) -> None:
         listed = await self._ask("GET", "/v1/models", caller, b"")
@@ -189,7 +175,7 @@ class Verification:
 
 
 def _key(caller: Caller) -> bytes | None:
-    """Return a hash of the caller's credentials, or None if the host application may identify the caller by other means."""
+    """Return a hash of the credentials, or None if the host application may identify the caller by other means."""
     if caller.scope is not None and not _OF_THE_HOST.isdisjoint(caller.scope):
         return None
     credentials = sorted((name, value) for name, value in caller.headers.items() if name not in _NOT_CREDENTIALS)
@@ -197,7 +183,7 @@ def _key(caller: Caller) -> bytes | None:
 
 
 def _listed(response: httpx.Response) -> list[Any] | None:
-    """Return the models in `response`, or None if it is not a list of models. Some servers send a web page for every path."""
+    """Return the listed models, or None if `response` is not a list. Some servers respond to every path with a web page."""
     if response.status_code >= 300:
         return None
     try:

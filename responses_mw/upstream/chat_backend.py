@@ -18,13 +18,12 @@ from ..protocol.request.items import text_of, unsealed
 from ..protocol.request.tools import offered
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
-from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item
 from ..settings import UpstreamSettings
 from ..threads import by_size
-from .backend import REASONING, Backend, OpenTurn, Prefix, TurnRequest
+from .backend import Backend, OpenTurn, Prefix, TurnRequest
 from .client import Upstream
 from .context_window import ContextWindow, count_tokens, is_text
 from .prefill import PrefillProof, ShownPrompt
@@ -40,23 +39,14 @@ class ChatBackend(Backend):
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
         super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
+        self._think_tag = settings.think_tag
         self._context_window = ContextWindow(upstream)
         self._proof = PrefillProof(upstream)
 
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
     ) -> Assembler:
-        options = builder_options(
-            request,
-            owner,
-            used_call_ids,
-            self._sealer,
-            think_tag=self._think_tag,
-            open_reasoning=self._reasoning_is_open,
-        )
-        return Assembler(document, ids, options)
-
-    replay_builder = builder
+        return Assembler(document, ids, self._options(request, owner, call_ids, think_tag=self._think_tag))
 
     def cached_summary(self, request: CreateResponse) -> None:
         return None
@@ -70,22 +60,22 @@ class ChatBackend(Backend):
     def items(self, turn: TurnRequest) -> list[Item]:
         own, owner = len(turn.history), turn.caller.owner
         items = unsealed([*turn.history, *turn.input], partial(self._open_reasoning, owner), offset=own)
-        return compaction.open_last([*items, *turn.document["output"]], partial(self._open_summary, owner), offset=own)
+        return compaction.open_last([*items, *turn.document["output"]], partial(self._unseal, owner), offset=own)
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         return await self._fit(turn, partial(self._ask, turn))
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        caller, output = turn.caller, turn.document["output"]
         if not await self.continues(turn):
             return None
-        chat, fast = await self._fit_chat(turn, Prefill()), await self._fit_chat(turn, Prefill(without_thinking=True))
+        output = turn.document["output"]
         text = "".join(part["text"] for item in output[begins_at:] if item["type"] == "message" for part in item["content"])
-        prompt = await self._proof.prompt(chat, text, caller)
+        prompt = await self._proof.prompt(await self._fit_chat(turn, Prefill()), text, turn.caller)
         if prompt is None:
             return None
-        # Turn reasoning off only if that does not change what the model sees.
-        server = await server_for(self._upstream, caller)
+        # Turn reasoning off only if the model still sees the same prompt.
+        server = await server_for(self._upstream, turn.caller)
+        fast = await self._fit_chat(turn, Prefill(without_thinking=True))
         without_thinking = await server.prompt_tokens(fast) == prompt.tokens
         before = replace(turn, document={**turn.document, "output": output[:begins_at]})
         usage = await self._usage(prompt, before, output[begins_at:])
@@ -93,16 +83,13 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the usage of the interrupted turn, or None if it is unknown.
+        """Return the usage of an interrupted turn, or None if it is unknown. `items` are the turn's output items.
 
-        The tokens in the prompt of `before` are input tokens. The further tokens of `prompt` are output tokens. `items` are the
-        output items of the turn.
+        The prompt of `before`, the request without these items, has the input tokens. Further tokens of `prompt` are output.
         """
         chat = await self._fit_chat(before, None)
-        if not is_text(chat):
-            return None
         server = await server_for(self._upstream, before.caller)
-        tokens = await server.prompt_tokens(chat)
+        tokens = await server.prompt_tokens(chat) if is_text(chat) else None
         if tokens is None:
             return None
         # Interrupted reasoning is not counted, because the model was asked again.
@@ -135,10 +122,7 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
-        """Call `ask` with the chat request of the turn, and return its result.
-
-        With `truncation: auto`, the oldest items are removed until the request fits the context window.
-        """
+        """Call `ask` with the chat request of the turn, truncated to the context window if the request asks for truncation."""
         items = await by_size(turn.size, self.items, turn)
         chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
         if turn.request.truncation == "auto":
@@ -146,8 +130,6 @@ class ChatBackend(Backend):
         return await ask(await chat_of(items))
 
     async def _fit_chat(self, turn: TurnRequest, prefill: Prefill | None) -> ChatRequest:
-        """Return the chat request of the turn with `prefill`, truncated like the request in `_fit`."""
-
         async def take(chat: ChatRequest) -> ChatRequest:
             return chat
 
@@ -162,7 +144,6 @@ class ChatBackend(Backend):
         return opened
 
     async def _chat(self, turn: TurnRequest, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
-        """Return the chat request that shows `items` to the model."""
         return await by_size(
             turn.size,
             to_chat,
@@ -176,30 +157,3 @@ class ChatBackend(Backend):
             results=turn.results,
             prefill=turn.prefill,
         )
-
-
-def builder_options(
-    request: CreateResponse,
-    owner: str,
-    used_call_ids: frozenset[str],
-    sealer: Sealer,
-    *,
-    think_tag: str | None,
-    open_reasoning: bool,
-) -> ResponseOptions:
-    """Return the options for building the response to `request`."""
-
-    def seal(text: str) -> str:
-        return sealer.seal(text.encode(), purpose=REASONING, owner=owner)
-
-    return ResponseOptions(
-        summary=request.wants_summary,
-        open_reasoning=open_reasoning,
-        logprobs=request.wants_logprobs,
-        think_tag=think_tag,
-        single_call=request.parallel_tool_calls is False,
-        max_calls=request.max_tool_calls,
-        include=request.include,
-        used_call_ids=used_call_ids,
-        seal=seal if "reasoning.encrypted_content" in request.include else None,
-    )

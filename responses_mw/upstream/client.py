@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
-"""Timeout in seconds for a connection to the upstream. A running server accepts connections at once, even if it is busy."""
+"""Timeout in seconds for a connection to the upstream. Even a busy server accepts connections at once."""
 PROBE_TIMEOUT = 10.0
 """Seconds in which the upstream must list its models to count as available."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
@@ -38,10 +38,9 @@ _MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
 
 
 class Upstream:
-    """One upstream server. `base` is its URL without `/v1`. `transport` reaches the server over the network or in process.
+    """One upstream server. `base` is its URL without `/v1`. `transport` reaches the server over the network or in this process.
 
-    The transport is used without httpx's client, because redirects, cookies and proxies would be wrong here and cost time per
-    request.
+    The transport is used without an httpx client, because redirects, cookies and proxies are not wanted and would cost time.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
@@ -57,15 +56,11 @@ class Upstream:
         self._verification = Verification(self._ask, self._fault, chat_path=path)
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """Return a stream of the answer to the chat request `body`. The request is sent by `ChatStream.open`.
-
-        `open` raises `UpstreamError` for an error status, `UpstreamUnreachable` if there is no connection, and
-        `UpstreamTimeout` if no answer begins in time.
-        """
+        """Return a stream of the answer to the chat request `body`. `ChatStream.open` sends the request."""
         return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
     def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
-        """Return a stream of the answer of the upstream's Responses API to `body`, like `chat`."""
+        """Return a stream of the answer to the Responses request `body`. `ChatStream.open` sends the request."""
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
@@ -94,14 +89,13 @@ class Upstream:
 
     @property
     def known_dialect(self) -> str | None:
-        """The name of the dialect, or None if the dialect has not been detected yet."""
+        """Name of the dialect, or None before its detection."""
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured or detected dialect.
+        """Return the configured or detected dialect. Raises `UpstreamError` if the upstream is overloaded or unavailable.
 
-        If the upstream refuses to list its models, return OpenAI's dialect, and repeat the detection in the next call. Raises
-        `UpstreamError` if the upstream is overloaded or unavailable.
+        If the upstream refuses to list its models, OpenAI's dialect is returned, and the next call repeats the detection.
         """
         if self._dialect is None:
             try:
@@ -116,7 +110,7 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted`, or the name of the upstream's only model if `wanted` is None. Adapters are ignored.
+        """Return `wanted`, or the name of the upstream's only model if `wanted` is None. Adapters do not count as models.
 
         Raises `BadRequest` if the upstream does not have exactly one model, and `UpstreamError` if its models cannot be listed.
         """
@@ -134,19 +128,18 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller has one of our API keys or is accepted by the upstream. Call this before every side effect.
+        """Check that the caller has an API key of this server or is accepted by the upstream (see `caller`).
 
-        The check sends no request if the upstream has already answered the caller's request or has recently accepted the
-        credential (see `caller`). Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is
+        Call this before every side effect. Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is
         inconclusive.
         """
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream answers a cheap request. Most error statuses count as an answer.
+        """Check that the upstream responds to a cheap request.
 
-        Raises `UpstreamError` with `is_overload` set if the upstream is unavailable, or if the status is 429, 502, 503 or 504,
-        because such a status may come from a proxy.
+        Raises `UpstreamError` with `is_overload` set if there is no response in `PROBE_TIMEOUT` seconds, or if the status is
+        429, 502, 503 or 504, because a proxy may have sent this status.
         """
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
@@ -162,7 +155,11 @@ class Upstream:
             raise
 
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
-        """Open `stream`, and record whether the upstream accepted or refused `caller`. Raises `UpstreamError`."""
+        """Open `stream`, and record whether the upstream accepted or refused `caller`.
+
+        Raises `UpstreamError` for an error status, `UpstreamUnreachable` if there is no connection, and `UpstreamTimeout` if no
+        answer begins in time.
+        """
         try:
             await stream.open()
         except UpstreamError as error:
@@ -192,10 +189,9 @@ class Upstream:
         )
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send a request, and return the response with its whole body.
+        """Return the response with its whole body, or with an empty body if an error's body is too large or compressed.
 
-        The body of an error response is discarded if it is too large or compressed. Raises `UpstreamError` if there is no
-        response, or if the body of a successful response is too large or compressed.
+        Raises `UpstreamError` if there is no response, or if the body of a successful response is too large or compressed.
         """
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
@@ -213,11 +209,11 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send the request, and return the response before its body is read. Raises `UpstreamError` if there is no response.
+        """Return the response before its body is read. Raises `UpstreamError` if there is no response.
 
-        Failed connections and fast responses with status 502 or 503 are retried for half of `upstream.status_grace`. The other
-        half is left for the last attempt, so that its status can still be sent to the caller.
+        Failed connections and fast responses with status 502 or 503 are retried.
         """
+        # The second half of the grace period is left for the last attempt, so that its status can still be sent to the caller.
         until = time.monotonic() + self._settings.status_grace / 2
         pause = _FIRST_BACK_OFF
         while True:

@@ -1,8 +1,8 @@
 """The backend for upstreams with their own Responses API. Each turn is a whole response.
 
-The upstream runs the tools and truncates inputs that are too long. This server keeps the state, so the upstream receives all
-items and stores none of them. Parameters that concern only this server (previous response, conversation, background, metadata)
-are not sent. All other parameters are forwarded unchanged.
+The upstream runs the tools and truncates long inputs. This server stores the state, so the upstream receives all items and
+stores nothing. Parameters that concern only this server (previous response, conversation, background, metadata) are not sent.
+All other parameters are forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
-from ..protocol.response.builder import ResponseOptions
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.events import readable
 from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings
 from .backend import Backend, OpenTurn, TurnRequest
-from .chat_backend import builder_options
 from .client import Upstream
 from .context_window import count_input
 
@@ -82,35 +81,27 @@ class ResponsesBackend(Backend):
         self._echo = echo
 
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
-    ) -> ResponsesPassthrough:
-        options = self._options(request, owner, used_call_ids)
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
+    ) -> ResponseBuilder:
+        options = self._options(request, owner, call_ids)
+        if cached:  # a cached answer has no encrypted reasoning
+            return Assembler(document, ids, replace(options, seal=None))
         return ResponsesPassthrough(document, ids, self._echo, options)
-
-    def replay_builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
-    ) -> Assembler:
-        """Return an assembler that encrypts no reasoning, because a cached answer has no encrypted reasoning."""
-        return Assembler(document, ids, replace(self._options(request, owner, used_call_ids), seal=None))
-
-    def _options(self, request: CreateResponse, owner: str, used_call_ids: frozenset[str]) -> ResponseOptions:
-        is_open = self._reasoning_is_open
-        return builder_options(request, owner, used_call_ids, self._sealer, think_tag=None, open_reasoning=is_open)
 
     def cached_summary(self, request: CreateResponse) -> bool:
         return request.wants_summary
 
     def messages(self, request: CreateResponse) -> None:
-        """Return None, because the upstream adds the messages to its document."""
+        return None  # the upstream adds the messages to its document
 
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return []
 
     def items(self, turn: TurnRequest) -> list[Item]:
-        """Return all items that the model sees. Content that this server did not encrypt stays encrypted for the upstream."""
         owner = turn.caller.owner
         items = [self._opened(item, owner) for item in (*turn.history, *turn.input, *turn.document["output"])]
-        return compaction.open_last(items, partial(self._open_summary, owner), keeps_foreign=True)
+        # The upstream may have encrypted what this server did not encrypt.
+        return compaction.open_last(items, partial(self._unseal, owner), keeps_foreign=True)
 
     def _opened(self, item: Item, owner: str) -> Item:
         if item["type"] != "reasoning" or not item.get("encrypted_content"):
@@ -128,7 +119,7 @@ class ResponsesBackend(Backend):
         return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
 
     async def check(self, turn: TurnRequest) -> None:
-        """Do nothing, because the upstream checks the request."""
+        pass  # the upstream checks the request
 
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
         body = await self._body(turn, items)
@@ -144,10 +135,7 @@ class ResponsesBackend(Backend):
 
 
 def _is_summary(item: Item) -> bool:
-    """Return whether a reasoning item has only a summary.
-
-    If the server's reasoning is readable, the summary is the reasoning itself.
-    """
+    """Return whether a reasoning item has only a summary. A server with readable reasoning gets the summary as reasoning."""
     return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
 
 
@@ -173,23 +161,16 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
 
 
 def _says_something(item: Item) -> bool:
-    """Return whether `item` contains anything for the model.
-
-    A reasoning item without text only refers to an item that the upstream has stored, but the upstream stores no items.
-    """
+    # A reasoning item without text refers to an item stored by the upstream, but the upstream is asked to store no items.
     return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
 
 
 def _sent(item: Item) -> Item:
-    """Return `item` as the upstream accepts it.
-
-    Messages of the caller and encrypted reasoning are sent without their ids. OpenAI rejects encrypted reasoning if its id has
-    changed since the encryption ("Encrypted content item_id did not match the target item id"). A decrypted summary is sent as
-    a user message.
-    """
+    """Return `item` in the form that the upstream accepts."""
     if item["type"] == "compaction" and "content" in item:
         return {"type": "message", "role": "user", "content": item["content"]}
     is_callers = item["type"] == "message" and item["role"] != "assistant"
+    # OpenAI rejects encrypted reasoning with another id ("Encrypted content item_id did not match the target item id").
     if is_callers or item.get("encrypted_content"):
         return {name: value for name, value in item.items() if name != "id"}
     return item
