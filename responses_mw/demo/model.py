@@ -1,13 +1,7 @@
 """The replies of the demo models. The first rule that applies to a conversation makes the reply.
 
-Arguments of calls and structured output are values that are generated for a JSON schema from the text:
-
-- An enum becomes the member that the text mentions.
-- A number becomes one of the numbers in the text.
-- A string becomes the value that the text gives for its property ("the city is Paris"), or one of the names in the text.
-
-If the text contains no suitable value, a default of the right type is used, such as 0 or an empty list. `pattern` and
-`multipleOf` are ignored.
+Arguments of calls and structured output are generated for a JSON schema from names, numbers and phrases in the text, such as
+"the city is Paris". Values without a match in the text are defaults of the right type. `pattern` and `multipleOf` are ignored.
 """
 
 from __future__ import annotations
@@ -25,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """A model's reply: a text or calls. `demo-thinker` also sends `thought` as reasoning.
-
-    A call is the name of a function and its arguments as JSON.
-    """
+    """A text or calls, each with a function name and JSON arguments. `demo-thinker` also sends `thought` as reasoning."""
 
     thought: str
     text: str = ""
@@ -67,10 +58,7 @@ def _make_wanted_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text, or only the first if calls must not be parallel.
-
-    If no name shares a word, return the tool whose description shares the most words with the text.
-    """
+    """Return the tools whose names share a word with the user's text, or else the tool with the most similar description."""
     said = _keywords(request.user_text)
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     if by_name:
@@ -80,10 +68,7 @@ def _wanted_tools(request: ChatRequest) -> list[Tool]:
 
 
 def _keywords(text: str) -> set[str]:
-    """Return the significant words of `text` in lower case.
-
-    For example, `getWeather` and "get the weather" have only the significant word "weather".
-    """
+    """Return the significant words of `text` in lower case: only "weather" for both `getWeather` and "get the weather"."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text)
     return {word.lower() for word in _WORD.findall(spaced)} - _COMMON_WORDS
 
@@ -96,11 +81,8 @@ def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
 
 def _answer_from_results(request: ChatRequest) -> Reply | None:
     """Repeat the results of tools if the last messages are results."""
-    results = _tool_results(request)
-    if not results:
-        return None
-    sentences = [f"{name} says: {_in_words(content)}." for name, content in results]
-    return Reply("The tools have answered. I pass on what they say.", " ".join(sentences))
+    sentences = [f"{name} says: {_in_words(content)}." for name, content in _tool_results(request)]
+    return Reply("The tools have answered. I pass on what they say.", " ".join(sentences)) if sentences else None
 
 
 def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
@@ -111,7 +93,6 @@ def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
 
 
 def _in_words(result: str) -> str:
-    """Return a tool's result as text: a JSON object as "key value, key value", or other text without final periods."""
     try:
         value = json.loads(result)
     except ValueError:
@@ -123,10 +104,7 @@ def _in_words(result: str) -> str:
 
 
 def _fill_format(request: ChatRequest) -> Reply | None:
-    """Fill the schema of `response_format` with values from the text.
-
-    For `json_object`, reply with the text and the names and numbers in it.
-    """
+    """Fill the schema of `response_format`. For `json_object`, reply with the text and its names and numbers."""
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -171,7 +149,6 @@ def _calculate(request: ChatRequest) -> Reply | None:
 
 
 def _evaluate(expression: str) -> Fraction:
-    """Return the exact value of numbers joined by `+ - * /`. Raises `ZeroDivisionError` for a division by zero."""
     terms = [Fraction(0)]
     for operator, number in re.findall(r"([-+*/])\s*([\d.]+)", f"+ {expression}"):
         value = Fraction(number)
@@ -196,7 +173,7 @@ def _count(request: ChatRequest) -> Reply | None:
 
 
 def _describe(request: ChatRequest) -> Reply:
-    """Describe any other text: its words, and the instructions that apply."""
+    """Describe the words of any other text, and repeat the instructions that apply."""
     text = request.user_text
     words = _WORD.findall(text)
     if not words:
@@ -239,6 +216,7 @@ _COMMON_WORDS = frozenset(
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
+_NULL = {"type": "null"}
 _DEEP = 4  # levels of nesting beyond which optional values are null or empty
 _TOO_DEEP = 16
 
@@ -269,10 +247,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _names(text: str) -> list[str]:
-    """Return the capitalised words of `text`. Adjacent words are joined.
-
-    A single word at the start of a sentence may not be a name, so these words come last.
-    """
+    """Return the capitalised words of `text`, with adjacent words joined. Single words at the start of sentences come last."""
     sure: list[str] = []
     unsure: list[str] = []
     for found in _NAME.finditer(text):
@@ -295,38 +270,45 @@ class _Values:
         long_words = [word for word in _WORD.findall(text) if word.lower() not in _COMMON_WORDS]
         self._names = cycle(names or long_words or [text])
         self._numbers = cycle(numbers or [0])
-        self._makers: dict[str, Callable[[dict[str, Any], str, int], Any]] = {
-            "object": self._object,
-            "array": self._array,
-            "string": self._string,
-            "integer": lambda *schema: int(self._number(*schema)),
-            "number": self._number,
-            "boolean": lambda *_: not any(map(self._mentions, ("no", "not", "never", "false"))),
-            "null": lambda *_: None,
-        }
 
     def value(self, schema: Any, label: str, depth: int) -> Any:
-        """Return a value for `schema`, which is a part of the root schema.
-
-        `label` is the name of the property with this schema, and `depth` the level of nesting. Raises `SchemaError` if the
-        schema is nested too deeply or is not supported.
-        """
+        """Return a value for `schema`, which is the schema of the property `label` at this level of nesting."""
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return self._member(schema["enum"])
+            if not isinstance(schema["enum"], list) or not schema["enum"]:
+                raise SchemaError("enum must be a list with members")
+            return next(filter(self._mentions, schema["enum"]), schema["enum"][0])
         if options := schema.get("anyOf") or schema.get("oneOf"):
-            return self.value(self._option(options, depth), label, depth + 1)
-        kind = _kind(schema)
-        if kind not in self._makers:
-            raise SchemaError(f"Invalid type: {kind}")
-        return self._makers[kind](schema, label, depth)
+            is_null = depth >= _DEEP and _NULL in options
+            option = _NULL if is_null else next((option for option in options if option != _NULL), _NULL)
+            return self.value(option, label, depth + 1)
+        return self._value_of_type(_kind(schema), schema, label, depth)
+
+    def _value_of_type(self, kind: str, schema: dict[str, Any], label: str, depth: int) -> Any:
+        match kind:
+            case "object":
+                properties = schema.get("properties", {})
+                wanted = schema.get("required", properties)
+                return {name: self.value(properties.get(name, {}), name, depth + 1) for name in wanted}
+            case "array":
+                return self._array(schema, label, depth)
+            case "string":
+                return self._string(schema, label)
+            case "integer" | "number":
+                number = self._number(schema, label)
+                return int(number) if kind == "integer" else number
+            case "boolean":
+                return not any(map(self._mentions, ("no", "not", "never", "false")))
+            case "null":
+                return None
+        raise SchemaError(f"Invalid type: {kind}")
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Return `schema`, or the definition to which its `$ref` refers. Raises `SchemaError` if there is no definition."""
+        """Return `schema`, or the definition to which its `$ref` refers."""
         for _ in range(_TOO_DEEP):
             if not isinstance(schema, dict):
                 raise SchemaError(f"a schema must be an object, not {schema!r}")
@@ -343,30 +325,10 @@ class _Values:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
     def _says(self, label: str) -> str:
-        """Return the value that the text gives for `label`, or "" if it gives none.
-
-        For example, the value of `city` in "my city is Paris." is "Paris".
-        """
+        """Return the value that the text gives for `label`: "Paris" for `city` in "my city is Paris.", or "" if none."""
         noun = re.escape(label.replace("_", " "))
         said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
         return said[1].strip() if said else ""
-
-    def _member(self, members: Any) -> Any:
-        if not isinstance(members, list) or not members:
-            raise SchemaError("enum must be a list with members")
-        return next(filter(self._mentions, members), members[0])
-
-    def _option(self, options: list[Any], depth: int) -> Any:
-        """Return the first option that is not null. If the nesting is deep and null is an option, return null."""
-        null = {"type": "null"}
-        if depth >= _DEEP and null in options:
-            return null
-        return next((option for option in options if option != null), null)
-
-    def _object(self, schema: dict[str, Any], _label: str, depth: int) -> dict[str, Any]:
-        properties = schema.get("properties", {})
-        wanted = schema.get("required", properties)
-        return {name: self.value(properties.get(name, {}), name, depth + 1) for name in wanted}
 
     def _array(self, schema: dict[str, Any], label: str, depth: int) -> list[Any]:
         items = self._resolved(schema.get("items", {}))
@@ -377,7 +339,7 @@ class _Values:
         offered = self._offered.get(_kind(items), int(depth < _DEEP))
         return [self.value(items, label, depth + 1) for _ in range(min(max(offered, minimum), maximum))]
 
-    def _string(self, schema: dict[str, Any], label: str, _depth: int) -> str:
+    def _string(self, schema: dict[str, Any], label: str) -> str:
         if schema.get("format") in _FORMATS:
             pattern, plain = _FORMATS[schema["format"]]
             found = pattern.search(self._text)
@@ -385,7 +347,7 @@ class _Values:
         value = self._says(label) or next(self._names)
         return value[: schema.get("maxLength", len(value))].ljust(schema.get("minLength", 0), ".")
 
-    def _number(self, schema: dict[str, Any], label: str, _depth: int) -> float:
+    def _number(self, schema: dict[str, Any], label: str) -> float:
         value = next(iter(_numbers(self._says(label))), None)
         minimum = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
         maximum = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
@@ -394,7 +356,7 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of a value for `schema`. If there are several types, return the first that is not null."""
+    """Return the type of `schema`, or the first of several types that is not null."""
     kind = schema.get("type") or ("object" if "properties" in schema else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

@@ -1,4 +1,4 @@
-"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey server, and two replicas."""
+"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey server, and two of our servers."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ class OurServer:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two replicas that share a Redis.
-
-    `client` is a client of the first replica, and `other` a client of the second. `kill_other` kills the second replica.
-    """
+    """Two replicas that share a Redis. `client` calls the first replica. `other` calls the second one."""
 
     client: openai.OpenAI
     other: openai.OpenAI
@@ -62,9 +59,9 @@ class Deployment:
 
 @contextmanager
 def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Run two replicas, their Valkey server and an MCP server until the `with` block ends.
+    """Run two replicas, the first one at `host` and `port`, their Valkey server and an MCP server.
 
-    The first replica listens at `host` and `port`, the other on a free port. Raises `ServerFailed` if a replica does not start.
+    Raises `ServerFailed` if a replica does not start.
     """
     with ExitStack() as stack:
         valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))
@@ -85,7 +82,6 @@ def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[Our
 
 
 def _cities() -> ASGIApp:
-    """Return the application of an MCP server with one tool."""
     server = MCPServer("cities", log_level="WARNING")
 
     @server.tool(description="The number of inhabitants of a city", structured_output=False)
@@ -96,7 +92,7 @@ def _cities() -> ASGIApp:
 
 
 def demo_upstream(pace: float) -> AbstractContextManager[str]:
-    """Serve the demo upstream on a free port until the `with` block ends. Yield its URL. A token takes `pace` seconds."""
+    """Serve the demo upstream on a free port, and yield its URL. A token takes `pace` seconds."""
     return _served(create_upstream(pace))
 
 
@@ -115,11 +111,11 @@ def _served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run `responses-mw serve` at `host` and `port` until the `with` block ends.
+    """Run `responses-mw serve` with `settings` as environment variables.
 
-    If `port` is 0, the server listens on any free port. If `port` is None, it listens on 8080 or, if that is in use, on any
-    free port. `settings` are environment variables. Raises `ServerFailed` if the server exits early or does not start within
-    30 s.
+    The server uses any free port if `port` is 0, or if `port` is None and 8080 is in use.
+
+    Raises `ServerFailed` if the server exits early or does not start within 30 s.
     """
     port = _first_free(host, 8080) if port is None else port
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]
@@ -135,7 +131,13 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0, http_client=http)
                 yield OurServer(url, client, process)
         finally:
-            _end(process)
+            process.terminate()
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
+            finally:
+                process.kill()  # does nothing if the process has ended
+                process.wait()
 
 
 def _first_free(host: str, *ports: int) -> int:
@@ -147,10 +149,7 @@ def _first_free(host: str, *ports: int) -> int:
 
 
 def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file `output`, and return the URL in it.
-
-    Raises `ServerFailed` if the process ends or does not start in time.
-    """
+    """Wait for the start message in the file `output`, and return the URL in the message."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")
@@ -160,13 +159,3 @@ def _started(process: subprocess.Popen[bytes], output: int) -> str:
             fault = "did not start in time" if status is None else f"ended with status {status}"
             raise ServerFailed(f"responses-mw serve {fault}:\n{printed.strip()}")
         time.sleep(0.1)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-    finally:
-        process.kill()  # does nothing if the process has ended
-        process.wait()

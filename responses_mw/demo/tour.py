@@ -23,13 +23,13 @@ PACE = 0.02  # seconds per token: slow enough to see answers stream
 
 
 class CheckFailed(Exception):
-    """A check failed. The message describes what was expected."""
+    """The message describes what the failed check expected."""
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Run the tour with our server at `host` and `port`. Return the exit status, which is 0 if all checks succeeded.
+    """Run the tour with our server at `host` and `port`, which are described in `our_server`. Return the exit status.
 
-    For the values of `port`, see `our_server`. If `once` is false, the servers keep running after the tour until Ctrl-C.
+    Unless `once` is true, the servers keep running after the tour until Ctrl-C.
     """
     _end_on_signals()
     try:
@@ -69,7 +69,7 @@ def _expect(held: bool, expectation: str) -> None:
         raise CheckFailed(expectation)
 
 
-# The steps. Each step makes its calls, prints and checks the answers, and returns a summary.
+# -- the steps: each one makes its calls, prints and checks the answers, and returns a summary ------------------------------
 
 
 def streamed_answer(site: Deployment) -> str:
@@ -78,8 +78,7 @@ def streamed_answer(site: Deployment) -> str:
     events, text, seconds = _follow(site.client.responses.create(model="demo", input=question, stream=True))
     first, last = events[0], events[-1]
     _expect(first.type == "response.created", f"response.created as the first event, not {first.type}")
-    if last.type != "response.completed":
-        raise CheckFailed(f"response.completed as the last event, not {last.type}")
+    _expect(last.type == "response.completed", f"response.completed as the last event, not {last.type}")
     deltas = sum(event.type == "response.output_text.delta" for event in events)
     _expect(deltas > 5, f"an answer in many deltas, not in {deltas}")
     _expect(seconds > PACE, "the deltas to come one by one, as the model makes them, not all at once")
@@ -124,7 +123,6 @@ WEATHER_TOOL: FunctionToolParam = {
 
 
 def get_weather(city: str, unit: str) -> str:
-    """Return invented weather. This is the function that the model calls and the client runs."""
     return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
 
 
@@ -138,7 +136,6 @@ def function_call(site: Deployment) -> str:
     print(f"   call     {calls[0].name}({calls[0].arguments})")
     arguments = json.loads(calls[0].arguments)
     _expect(arguments == {"city": "Paris", "unit": "celsius"}, f"Paris and celsius as arguments, not {arguments}")
-
     result = get_weather(**arguments)
     print(f"   result   {result}")
     conversation += response.output
@@ -255,8 +252,7 @@ STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
 )
 
 
-# After the tour
-
+# -- after the tour ---------------------------------------------------------------------------------------------------------
 
 _OWN_DEPLOYMENT = """
 {title}
@@ -266,7 +262,7 @@ _OWN_DEPLOYMENT = """
 
 
 def _stay(ours: OurServer, status: int) -> int:
-    """Wait for Ctrl-C and return `status`. Return 1 if the server exits before Ctrl-C."""
+    """Wait for Ctrl-C and return `status`, or return 1 if the server exits first."""
     try:
         print(f"\nTry this one:\n   curl {ours.url}/v1/responses -H 'content-type: application/json' \\")
         print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
@@ -302,7 +298,7 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
-# On the screen
+# -- on the screen ----------------------------------------------------------------------------------------------------------
 
 
 def _show(call: str) -> None:
@@ -310,10 +306,7 @@ def _show(call: str) -> None:
 
 
 def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print the text of a stream as it arrives, and stop reading when the text ends with `until`.
-
-    Return the events, the text, and the number of seconds from the first to the last delta.
-    """
+    """Print a stream's text, up to `until`. Return the events, the text, and the seconds from the first to the last delta."""
     events, text, arrived = [], "", []
     _write("   answer   ")
     for event in stream:
@@ -333,6 +326,5 @@ def _write(text: str) -> None:
 
 
 def _styled(text: str, code: int = 1) -> str:
-    """Return `text` in bold, or in the style with the ANSI `code`, if standard output is a terminal that shows styles."""
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"

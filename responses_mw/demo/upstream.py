@@ -1,7 +1,6 @@
 """The demo upstream: a Chat Completions server without a model, in the wire format of vLLM 0.32.
 
-An answer is a list of *deltas*, one for each token. A delta is the `delta` object of a chunk in a stream. An answer that is not
-streamed is joined from the same deltas, so that both forms have the same content.
+An answer is a list of *deltas*, one for each token. Streams and whole answers are made from the same deltas.
 """
 
 from __future__ import annotations
@@ -30,15 +29,12 @@ MAX_MODEL_LEN = 4096
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
 
-Delta = dict[str, Any]
 
-
-# -- the request ---------------------------------------------------------------------------------------------------------
-# These classes define only the fields that the demo models use. Unknown fields are ignored, as in vLLM.
+# -- the request: the fields that the demo models use; unknown fields are ignored, as in vLLM -----------------------------
 
 
 class RequestError(Exception):
-    """The request is refused. `status` is the HTTP status, and `body` the response body in vLLM's format."""
+    """A refusal of the request. `status` is the HTTP status, and `body` the response body in vLLM's format."""
 
     def __init__(
         self, message: str, *, status: int = 400, error_type: str = "BadRequestError", param: str | None = None
@@ -71,7 +67,6 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text of all parts, one per line."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
@@ -84,8 +79,6 @@ class _FunctionDefinition(BaseModel):
 
 
 class Tool(BaseModel):
-    """An entry of `tools`, or the object in `tool_choice`."""
-
     type: Literal["function"] = "function"
     function: _FunctionDefinition
 
@@ -101,7 +94,6 @@ class _ResponseFormat(BaseModel):
 
     @property
     def schema_to_fill(self) -> dict[str, Any]:
-        """The requested schema, or an empty schema if the request has none."""
         return (self.json_schema and self.json_schema.json_schema) or {}
 
 
@@ -134,13 +126,13 @@ class ChatRequest(BaseModel):
 
     @property
     def answer_limit(self) -> int:
-        """The maximum number of tokens in the answer: the lower of the request's limit and the room left by the prompt."""
+        """Maximum number of tokens in the answer. Prompt and answer together have at most `MAX_MODEL_LEN` tokens."""
         limit = self.max_completion_tokens or self.max_tokens or MAX_MODEL_LEN
         return min(limit, MAX_MODEL_LEN - self.prompt_tokens)
 
     @property
     def thinks(self) -> bool:
-        """Whether the answer begins with reasoning. This requires that the request does not turn reasoning off."""
+        """Whether the answer begins with reasoning."""
         is_on = (self.chat_template_kwargs or {}).get("enable_thinking", True)
         return self.model == "demo-thinker" and self.reasoning_effort != "none" and bool(is_on)
 
@@ -150,7 +142,6 @@ class ChatRequest(BaseModel):
 
     @property
     def named_tool(self) -> str | None:
-        """The name of the function in `tool_choice`, or None if `tool_choice` is not an object."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
 
     @property
@@ -193,10 +184,13 @@ def answer(request: ChatRequest) -> Answer:
     Raises `RequestError` if a schema in the request cannot be filled.
     """
     try:
-        reply, stop = _stopped(reply_to(request), request.stop)
+        reply = reply_to(request)
     except SchemaError as error:
         raise RequestError(f"Grammar error: {error}") from error
-    deltas = list(_deltas(reply, request.thinks))
+    strings = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    found = [(reply.text.index(string), string) for string in strings if string and string in reply.text]
+    position, stop = min(found, default=(None, None))
+    deltas = list(_deltas(reply._replace(text=reply.text[:position]), request.thinks))
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:
         finish_reason, stop = "length", None
@@ -205,32 +199,15 @@ def answer(request: ChatRequest) -> Answer:
     return Answer(request, deltas[: request.answer_limit], finish_reason, stop)
 
 
-def _stopped(reply: Reply, stop: str | list[str] | None) -> tuple[Reply, str | None]:
-    """Return the reply with its text truncated at the first stop string, and the stop string.
-
-    If the text contains no stop string, return the reply unchanged and None.
-    """
-    strings = [stop] if isinstance(stop, str) else stop or []
-    found = [(reply.text.index(string), string) for string in strings if string and string in reply.text]
-    if not found:
-        return reply, None
-    position, string = min(found)
-    return Reply(reply.thought, reply.text[:position]), string
-
-
-def _deltas(reply: Reply, thinks: bool) -> Iterator[Delta]:
+def _deltas(reply: Reply, thinks: bool) -> Iterator[dict[str, Any]]:
     if thinks:
         yield from ({"reasoning": token} for token in _TOKEN.findall(reply.thought))
     yield from ({"content": token} for token in _TOKEN.findall(reply.text))
     for index, (name, arguments) in enumerate(reply.calls):
-        call_id = f"chatcmpl-tool-{secrets.token_hex(8)}"
-        yield _call_delta({"id": call_id, "type": "function", "index": index, "function": {"name": name}})
+        call = {"id": f"chatcmpl-tool-{secrets.token_hex(8)}", "type": "function", "index": index, "function": {"name": name}}
+        yield {"content": None, "tool_calls": [call]}
         for token in _TOKEN.findall(arguments):
-            yield _call_delta({"index": index, "function": {"arguments": token}})
-
-
-def _call_delta(call: dict[str, Any]) -> Delta:
-    return {"content": None, "tool_calls": [call]}
+            yield {"content": None, "tool_calls": [{"index": index, "function": {"arguments": token}}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +215,14 @@ class Answer:
     """One answer. `stop_reason` is the stop string that ended the answer, or None."""
 
     request: ChatRequest
-    deltas: list[Delta]
+    deltas: list[dict[str, Any]]
     finish_reason: str
     stop_reason: str | None
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(8)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a stream: one each for the role, every token, the finish reason and, if requested, the usage."""
+        """Yield the chunks of a stream: the role, each token, the finish reason and, if requested, the usage."""
         head = self._head("chat.completion.chunk")
         yield head | {"choices": [self._choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
@@ -256,7 +233,6 @@ class Answer:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
     def completion(self) -> dict[str, Any]:
-        """Return the answer as a `chat.completion` object."""
         choice = {
             "index": 0,
             "message": self._message(),
@@ -271,7 +247,7 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         token = delta.get("content")
         return {"index": 0, "delta": delta, "logprobs": self._logprobs([token] if token else []), "finish_reason": None}
 
@@ -285,33 +261,23 @@ class Answer:
             "function_call": None,
             "reasoning": "".join(self._texts("reasoning")) or None,
         }
-        if calls := self._calls():
-            message["tool_calls"] = calls
-        return message
-
-    def _texts(self, kind: str) -> list[str]:
-        return [delta[kind] for delta in self.deltas if delta.get(kind)]
-
-    def _calls(self) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = []
         for part in (call for delta in self.deltas for call in delta.get("tool_calls", [])):
+            calls = message.setdefault("tool_calls", [])
             if "id" in part:
                 function = {"name": part["function"]["name"], "arguments": ""}
                 calls.append({"id": part["id"], "type": "function", "function": function})
             else:
                 calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-        return calls
+        return message
+
+    def _texts(self, kind: str) -> list[str]:
+        return [delta[kind] for delta in self.deltas if delta.get(kind)]
 
     def _logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
-        """Return the log probabilities of `tokens`, or None if they are not requested or there are no tokens.
-
-        All log probabilities are 0, because the answer of a rule is certain.
-        """
         if not self.request.logprobs or not tokens:
             return None
-        certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]
-        shown = bool(self.request.top_logprobs)
-        return {"content": [entry | {"top_logprobs": [entry] if shown else []} for entry in certain]}
+        certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]  # rules are certain
+        return {"content": [entry | {"top_logprobs": [entry] if self.request.top_logprobs else []} for entry in certain]}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = self.request.prompt_tokens
@@ -328,7 +294,7 @@ class Answer:
 
 
 def create_upstream(pace: float = 0.0) -> Starlette:
-    """Create the ASGI application with the models `demo` and `demo-thinker`. They generate a token every `pace` seconds."""
+    """Create the ASGI application, whose models `demo` and `demo-thinker` generate a token every `pace` seconds."""
 
     async def health(request: Request) -> Response:
         return Response()
@@ -361,7 +327,6 @@ def create_upstream(pace: float = 0.0) -> Starlette:
 
 
 async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
-    """Yield the chunks as server-sent events, `pace` seconds apart."""
     for chunk in given.chunks():
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         await asyncio.sleep(pace)
