@@ -16,7 +16,7 @@ from ..settings import SearchSettings, ToolSettings
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call. If the tool failed, the failure is passed to the model, and the run continues."""
+    """The result of one tool call. A failure is passed to the model, and the run continues."""
 
     content: str | list[Part]
     """The content for the model: a text, or parts of type `input_text` and `input_image`."""
@@ -34,12 +34,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ServedFunction(OfferedFunction):
-    """A function that the server executes.
-
-    `call` is called with the arguments from the model. If the tool fails, `call` returns a failed result.
-    """
+    """A function that the server executes."""
 
     call: Callable[[str], Awaitable[ToolResult]]
+    """Executes the function with the arguments from the model. If the tool fails, the result is failed."""
     kind: str
     """The kind of tool, as a metric label."""
     server: str = ""
@@ -48,10 +46,10 @@ class ServedFunction(OfferedFunction):
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The context of the tools in one run of `owner`.
+    """The context of the tools in one run of `owner`. `http` is the client for services of the operator.
 
-    `http` is the client for services of the operator. `earlier` contains the items of the history and of the input. Clients can
-    forge these items, so permissions must never be derived from them. `trace_headers` are sent to tool servers.
+    `earlier` contains the items of the history and of the input. Clients can forge these items, so permissions must never be
+    derived from them.
     """
 
     settings: ToolSettings
@@ -80,10 +78,7 @@ class ServerTool:
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-        """Check the entry of `tools` at `path`, such as `tools[0]`, and return it without nulls.
-
-        Raises `BadRequest` if the entry is invalid or not supported.
-        """
+        """Return the entry at `path` of the request without nulls. Raises `BadRequest` if it is invalid or not supported."""
         raise NotImplementedError
 
     @staticmethod
@@ -108,6 +103,6 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
-    """Return the result of a failed MCP call. `kind` and `code` are `type` and `code` in the `error` of the `mcp_call` item."""
+    """Return the result of a failed MCP call. `kind` is the `type` of the error in the `mcp_call` item."""
     error: dict[str, Any] = {"type": kind, "code": code, "message": message}
     return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
@@ -57,12 +57,13 @@ _NOT_SERVED = {
     "allowed_callers": "it is not supported yet.",
 }
 _SECRET = ("headers", "authorization")
+_RULES = {"allowed_tools", "require_approval"}
 _PURPOSE = "mcp_list_tools"
 _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raise `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
+    """Raises `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -83,39 +84,33 @@ def _check_server(tool: Tool, path: str, settings: ToolSettings) -> None:
         raise BadRequest(message, param=where, code="missing_required_parameter")
 
 
-def _invalid(path: str, why: str) -> NoReturn:
-    raise BadRequest(f"Invalid '{path}': {why}.", param=path, code="invalid_value")
-
-
 def _server_url(value: Any, path: str, settings: ToolSettings) -> str:
     from .guard import fault_of
 
     url = checks.string(value, path, max_length=_MAX_URL)
-    fault = fault_of(url, allow_private=settings.allow_private_urls)
-    if fault is not None:
-        _invalid(path, fault)
+    if fault := fault_of(url, allow_private=settings.allow_private_urls):
+        checks.invalid(path, f"{fault}.")
     return url
 
 
 def _headers(value: Any, path: str) -> dict[str, str]:
     headers = checks.mapping(value, path)
     if len(headers) > _MAX_HEADERS:
-        _invalid(path, f"more than {_MAX_HEADERS} headers")
+        checks.invalid(path, f"more than {_MAX_HEADERS} headers.")
     for name, content in headers.items():
         where = f"{path}.{name[:64]}"
         if not _TOKEN.fullmatch(name) or name.lower() in _RESERVED_HEADERS or name.lower().startswith("mcp-"):
-            _invalid(where, "this header cannot be set")
+            checks.invalid(where, "this header cannot be set.")
         _header_value(content, where)
     if sum(len(name) + len(content) for name, content in headers.items()) > _MAX_HEADER_BYTES:
-        _invalid(path, f"more than {_MAX_HEADER_BYTES} bytes")
+        checks.invalid(path, f"more than {_MAX_HEADER_BYTES} bytes.")
     return headers
 
 
 def _header_value(value: Any, path: str) -> str:
-    """Check and return the value of a header. The error's message does not contain the value, because it may be a secret."""
     text = checks.string(value, path, max_length=_MAX_TEXT)
-    if not _VISIBLE.fullmatch(text):
-        _invalid(path, "it contains characters that are not allowed in a header")
+    if not _VISIBLE.fullmatch(text):  # the message must not contain the value, which may be a secret
+        checks.invalid(path, "it contains characters that are not allowed in a header.")
     return text
 
 
@@ -139,15 +134,11 @@ _CHECKS: dict[str, checks.Check] = {
 
 
 class MCPServer(ServerTool):
-    """An MCP server in one run.
+    """An MCP server in one run. All calls of its tools are authorized here, including approved calls and web searches.
 
-    All calls of the server's tools are made and authorized here: calls by the model, calls approved by the user, and web
-    searches.
-
-    The server's list of tools says which tools are read-only. Whether a call is allowed, and whether it needs an approval, may
-    depend on that. Clients can send forged `mcp_list_tools` items as input, and these items are stored like other items. A list
-    is therefore trusted only if it has a valid `signature`, which is bound to the owner and to the server's URL. If the history
-    contains no list with a valid signature, the tools are requested from the server.
+    The permission of a call may depend on the server's list of tools, which says which tools are read-only. Clients can forge
+    `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`, which is bound to the
+    owner and to the server's URL. Without a trusted list, the tools are requested from the server.
     """
 
     types = frozenset({"mcp"})
@@ -161,6 +152,9 @@ class MCPServer(ServerTool):
         self._tool = tool
         self._context = context
         self._server = _configured(tool, context.settings)
+        rules = self._server.model_dump(include=_RULES, exclude_none=True) if self._server else {}
+        self._limits = (tool.get("allowed_tools"), rules.get("allowed_tools"))
+        self._approval_rule = tool.get("require_approval", rules.get("require_approval"))
         self._connection = MCPConnection(target_of(tool, self._server, context))
         self._listed: Mapping[str, dict[str, Any]] | None = None
         lists = (item for item in reversed(context.earlier) if item["type"] == "mcp_list_tools")
@@ -182,12 +176,8 @@ class MCPServer(ServerTool):
 
     @staticmethod
     def echo(tool: Tool) -> Tool:
-        """Return the entry without `headers` and `authorization`.
-
-        Only the origin of `server_url` is kept, because its path and query may contain keys.
-        """
         shown = {name: value for name, value in tool.items() if name not in _SECRET}
-        if "server_url" in shown:
+        if "server_url" in shown:  # its path and query may contain keys
             url = httpx.URL(shown["server_url"])
             bare = url.copy_with(raw_path=b"/", fragment=None)
             shown["server_url"] = str(bare) + ("" if url.raw_path == b"/" else "<redacted>")
@@ -212,9 +202,9 @@ class MCPServer(ServerTool):
         """Call a tool and return its result. If the call is not permitted, return a failed result without calling the tool.
 
         `approved` means that the user or the operator has approved the call. If the permission depends on the server's list of
-        tools, the list is requested first. Raises the errors of `list_tools` in this case.
+        tools, the list is requested first, which may raise the errors of `list_tools`.
         """
-        if self._listed is None and any(limit is not None for limit in self._limits()):
+        if self._listed is None and any(limit is not None for limit in self._limits):
             await self.list_tools()
         if self._listed is not None and name not in self._listed:
             return failure(f"MCP server '{self.label}': the tool '{name[:64]}' may not be called.", code=403)
@@ -224,18 +214,15 @@ class MCPServer(ServerTool):
 
     def is_allowed(self, listed: Mapping[str, Any]) -> bool:
         """Return whether both the request and the operator allow calls of the tool `listed`, an entry of the server's list."""
-        return all(limit is None or _matches(limit, listed) for limit in self._limits())
-
-    def _limits(self) -> tuple[Any, Any]:
-        return self._tool.get("allowed_tools"), _plain(self._server.allowed_tools) if self._server else None
+        return all(limit is None or _matches(limit, listed) for limit in self._limits)
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
         """Return whether a call of the tool `listed`, an entry of the server's list, requires an `mcp_approval_response`.
 
         The request's rule takes precedence over the operator's rule. Without a rule, all calls require an approval. If the rule
-        consists of filters, a call requires no approval if the tool matches `never` and does not match `always`.
+        consists of filters, only tools that match `never` but not `always` can be called without an approval.
         """
-        rule = self._tool.get("require_approval", _plain(self._server.require_approval) if self._server else None)
+        rule = self._approval_rule
         if rule is None or isinstance(rule, str):
             return rule != "never"
         if "always" in rule and _matches(rule["always"], listed):
@@ -259,9 +246,9 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return a function with the name `name` that makes the call in `request`, an `mcp_approval_request` item.
+        """Return a function `name` for the call in an `mcp_approval_request` item, or None if the tool may not be called.
 
-        Return None if the tool may not be called. Call this method after `open`.
+        Before `open`, no tool may be called.
         """
         if self._listed is None or request["name"] not in self._listed:
             return None
@@ -294,7 +281,7 @@ class MCPServer(ServerTool):
     # -- signed lists of tools
 
     def _signed_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools of the last list in the history, or None if there is no list or its signature is invalid."""
+        """Return the tools of the last list in the history if its signature is valid, or else None."""
         if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer lists are never signed
             return None
         signature, tools = self._last_list.get("signature"), _plain_tools(self._last_list["tools"])
@@ -317,12 +304,12 @@ class MCPServer(ServerTool):
 
 
 def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `tools` with only the members that are signed. Clients may have added other members and nulls."""
+    """Return `tools` without members that are not signed, and without nulls, because clients may have added both."""
     return [{name: tool[name] for name in _SIGNED_MEMBERS if tool.get(name) is not None} for tool in tools]
 
 
 def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
-    """Return the operator's server that `tool` selects, or None if it has a `server_url` or the server is unknown."""
+    """Return the operator's server that `tool` selects, or None if `tool` has a `server_url` or selects an unknown server."""
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
@@ -334,16 +321,13 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
 
 
 def sandbox_server(settings: ToolSettings) -> ToolServer:
-    """Return the sandbox as an MCP server. The setting `tools.sandbox_url` must be set."""
+    """Return the sandbox as an MCP server. `tools.sandbox_url` must be set."""
     assert settings.sandbox_url is not None
     return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
 
 
 def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
-    """Return the URL, the headers and the other parameters for connecting to the server of `tool`.
-
-    `server` is the operator's server that the tool selects, or None if the tool has a `server_url`.
-    """
+    """Return the parameters for connecting to `server`, or to the `server_url` of `tool` if `server` is None."""
     from .session import MCPTarget
 
     settings = context.settings
@@ -361,10 +345,7 @@ def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MC
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
-    """Return the headers of the request and of the operator, with names in lower case.
-
-    A request can replace only one of the operator's headers, `authorization`, because the server may trust the other headers.
-    """
+    """Return the headers of the request and of the operator, with names in lower case."""
     headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
     if "authorization" in tool:
         headers["authorization"] = _bearer(tool["authorization"])
@@ -373,6 +354,7 @@ def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
     own = {name.lower(): value.get_secret_value() for name, value in server.headers.items()}
     if server.authorization is not None:
         own["authorization"] = _bearer(server.authorization.get_secret_value())
+    # The server may trust the operator's headers. Of these headers, a request can replace only `authorization`.
     return {**own, **{name: value for name, value in headers.items() if name == "authorization" or name not in own}}
 
 
@@ -380,15 +362,8 @@ def _bearer(token: str) -> str:
     return token if token.lower().startswith("bearer ") else f"Bearer {token}"
 
 
-def _plain(rule: Any) -> Any:
-    return rule.model_dump(exclude_none=True) if hasattr(rule, "model_dump") else rule
-
-
 def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
-    """Return whether the tool `listed` matches `rule`, which is a list of names or a filter.
-
-    The name `*` matches every tool. A tool matches a filter if it matches all members of the filter.
-    """
+    """Return whether the tool `listed` matches `rule`: a list of names, or a filter of which all members must match."""
     if isinstance(rule, list):
         return listed["name"] in rule or EVERY_TOOL in rule
     read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -33,23 +34,20 @@ _MAX_APPROVED = 128  # approved calls of one request run concurrently
 _MAX_SERVERS = 64
 
 
+@dataclass(eq=False)
 class Tools:
     """The server-side tools that are available to all runs. `http` is the client for services of the operator."""
 
-    def __init__(self, settings: ToolSettings, search: SearchSettings, http: httpx.AsyncClient, sealer: Sealer) -> None:
-        self._settings = settings
-        self._search = search
-        self._http = http
-        self._sealer = sealer
-        self._has_logged_search = False
+    settings: ToolSettings
+    search: SearchSettings
+    http: httpx.AsyncClient
+    sealer: Sealer
+    _has_logged_search: bool = field(default=False, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check the entries of `tools` that the server executes, and `choice`, the request's `tool_choice`.
-
-        Return `tools` with the checked entries. Raises `BadRequest` if an entry or the choice is invalid or not supported.
-        """
+        """Return `tools` with checked entries. Raises `BadRequest` for an invalid or unsupported entry or `tool_choice`."""
         checked = [
-            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
+            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
@@ -59,19 +57,18 @@ class Tools:
         if len(set(labels)) < len(labels):
             message = "Invalid 'tools': two MCP servers have the same 'server_label'."
             raise BadRequest(message, param="tools", code="invalid_value")
-        web_search.check_choice(choice, checked, self._search)
+        web_search.check_choice(choice, checked, self.search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
             logger.warning("a request offers web_search, but search.provider is not set: the tool is not offered to the model")
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of those `tools` that are not offered to the model because no search provider is configured."""
-        is_missing = self._search.provider == "none"
-        return [tool["type"] for tool in tools if is_missing and tool["type"] in WebSearch.types]
+        """Return the types of tools that are not offered to the model because no search provider is configured."""
+        return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WebSearch.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Return `tools` without secrets, so that they can be returned to clients and stored."""
+        """Return `tools` without secrets, so that the list can be returned to clients and stored."""
         return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
 
     def toolbox(
@@ -83,21 +80,21 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the server-side tools for a run that belongs to `owner`, or None if the server executes none of the `tools`.
+        """Return the toolbox for a run of `owner`, or None if the server executes no entry of `tools`, a list from `check`.
 
-        `tools` must have been returned by `check`. `items` are all items of the model's input, and `own` is the part of `items`
-        that comes from the request. Trace headers in `headers` are sent to tool servers.
+        `items` are all items of the model's input, and `own` is the part of `items` that comes from the request. The trace
+        headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
 
         Raises `BadRequest` if an approval refers to an unknown approval request, or if the request approves too many calls.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        context = ToolContext(self._settings, self._search, self._http, self._sealer, owner, items, trace)
+        context = ToolContext(self.settings, self.search, self.http, self.sealer, owner, items, trace)
         entries = [_KIND_OF[tool["type"]](tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 
 class ForwardedTools(Tools):
-    """Replacement of `Tools` for an upstream with a Responses API, which checks and runs tools itself."""
+    """Replaces `Tools` if the upstream has a Responses API, because such an upstream checks and runs tools itself."""
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         return list(tools)
@@ -113,10 +110,7 @@ class Toolbox:
     """The server-side tools of one run. The caller opens it once, before the first turn, and always closes it."""
 
     def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
-        """`approved` maps the path of each approval in the request to its approval request.
-
-        `gate` is awaited before anything is sent to a tool server.
-        """
+        """`approved` maps the path of each approval in the request to its approval request."""
         self._entries = entries
         self._requests = approved
         self._gate = gate
@@ -124,12 +118,9 @@ class Toolbox:
         self.offered: list[OfferedFunction] = []
         """The functions to offer to the model, under their original names."""
         self.approved: Chunk | None = None
-        """The approved calls, in the form of a chunk from the model. None if there are none."""
+        """A chunk with the approved calls as if the model had made the calls, or None if no call was approved."""
         self.approved_functions: list[OfferedFunction] = []
-        """The functions of the approved calls.
-
-        They are never offered to the model, because an approval is valid for only one call with the given arguments.
-        """
+        """The functions of the approved calls. The model may not call these functions, because each call needs an approval."""
 
     async def open(self) -> None:
         """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.
@@ -157,10 +148,9 @@ class Toolbox:
         return [source for entry in self._entries for source in entry.sources]
 
     async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
-        """Call the function whose `form` is this object, and return its result.
+        """Call the function with this `form` object in `offered` or `approved_functions`. Raises the errors of the gate.
 
-        `form` must belong to a function in `offered` or `approved_functions`. `arguments` and `call_id` come from the model's
-        call. The id is recorded in the span. Raises the errors of the gate.
+        `call_id` is the id of the model's call, which is recorded in the span.
         """
         await self._gate()
         served = self._serving[id(form)]
@@ -175,23 +165,22 @@ class Toolbox:
         await asyncio.gather(*(entry.aclose() for entry in self._entries))
 
     def _approve(self) -> list[ServedFunction]:
-        """Return the functions of the approved calls, and set `approved`.
-
-        Raises `BadRequest` if the server of a call is not in `tools`, or if the tool may not be called.
-        """
+        """Set `approved` and return the functions of the approved calls."""
         calls: list[dict[str, Any]] = []
         approved: list[ServedFunction] = []
         servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPServer)}
         for where, request in self._requests.items():
-            if request["server_label"] not in servers:
-                message = f"The MCP server '{request['server_label']}' of the approved call is not in 'tools'."
+            label = request["server_label"]
+            if label not in servers:
+                message = f"The MCP server '{label}' of the approved call is not in 'tools'."
                 raise BadRequest(message, param="tools", code="invalid_value")
             function = {"name": f"approved_{len(calls)}", "arguments": request["arguments"]}
-            served = servers[request["server_label"]].approved(request, function["name"])
+            served = servers[label].approved(request, function["name"])
             if served is None:
+                name = request["name"][:64]
                 message = (
-                    f"The approved call cannot be made: the MCP server '{request['server_label']}' does not list a tool "
-                    f"'{request['name'][:64]}', or it is not allowed."
+                    f"The approved call cannot be made: the MCP server '{label}' does not list a tool '{name}', "
+                    "or the tool is not allowed."
                 )
                 raise BadRequest(message, param=where, code="invalid_value")
             approved.append(served)
@@ -205,7 +194,7 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
     """Map the path of each approval in `own`, the request's input, to its approval request in `items`.
 
     Calls that have already been made are omitted. A forged approval request is harmless, because `Toolbox.open` checks whether
-    the call is permitted. Raises `BadRequest` if an approval request is missing, or if there are too many approvals.
+    the call is permitted.
     """
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
     called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
