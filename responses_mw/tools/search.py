@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import html
 import logging
+import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -14,9 +15,11 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
+from ..errors import APIError
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
 from . import ToolContext
+from .mcp import MCPServer
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +35,12 @@ _MEANINGS = {
 
 
 class SearchFailed(Exception):
-    """The search failed. The error's message is sent to the model and the client, so it contains no URL, key or query."""
+    """The message is sent to the model and the client, so it must not contain a URL, a key or the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One search result. If `url` is empty, `text` is the provider's own text, which cannot be cited."""
+    """One search result. Without a `url`, `text` is the provider's own text, which cannot be cited."""
 
     title: str
     url: str
@@ -46,22 +49,15 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One search for `text`, which has at most 2,000 characters.
+    """One search. The domains `allowed` and `blocked`, at most 100 each, include their subdomains."""
 
-    - `count` is the maximum number of results, at most 10.
-    - `characters` is the maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts.
-    - `allowed` and `blocked` are domains, at most 100 each. A domain includes its subdomains.
-    - `place` is the `user_location` of the tool. Its `country`, if any, is two letters in upper case, not always a country.
-    - `thorough` requests a search that may be slower or more expensive.
-    """
-
-    text: str
-    count: int = 10
+    text: str  # at most 2,000 characters
+    count: int = 10  # maximum number of results, at most 10
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
-    place: Mapping[str, str] = field(default_factory=dict)
-    thorough: bool = False
-    characters: int = 1_000
+    place: Mapping[str, str] = field(default_factory=dict)  # the tool's `user_location`; `country` may be any two capitals
+    thorough: bool = False  # whether the search may be slower or more expensive
+    characters: int = 1_000  # maximum length of a result's text, at most 3,000; `WebSearch` cuts longer texts
 
     def admits(self, url: str) -> bool:
         """Return whether a result with this URL passes the domain filters."""
@@ -79,17 +75,15 @@ class Query:
 
 
 def plain_host(name: str) -> str:
-    """Return the domain `name` as it appears in URLs, in ASCII and lower case. Raises `ValueError` if it is invalid."""
+    """Return the domain `name` in ASCII and lower case, as in URLs. Raises `ValueError` if `name` is invalid."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
 
 
 class SearchProvider:
-    """Base class of the search providers. An instance is used in one run.
-
-    `url` is the setting `search.url` or, by default, the provider's `URL`.
-    """
+    """Base class of the search providers. An instance is used in one run."""
 
     URL: ClassVar[str | None] = None
+    """The default of the setting `search.url`."""
 
     def __init__(self, context: ToolContext) -> None:
         settings = context.search
@@ -102,8 +96,8 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        Pass on the filters and limits of `query` that the provider's API supports, so that no results are fetched only to be
-        discarded. `WebSearch` applies all of them to the results again.
+        Send the filters and limits of `query` that the provider's API supports. `WebSearch` applies all filters and limits to
+        the results again.
         """
         raise NotImplementedError
 
@@ -145,10 +139,7 @@ class SearchProvider:
 
 
 def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at `path`, or no objects if `path` is missing.
-
-    Raises `SearchFailed` if there is another value at `path`.
-    """
+    """Return the objects in the list at `path`, which may be missing. Raises `SearchFailed` for a value of another type."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else answer
         if answer is None:
@@ -167,10 +158,7 @@ def text_of(row: dict[str, Any], *names: str) -> str:
 
 
 class SearXNG(SearchProvider):
-    """SearXNG. The instance's `search.formats` must include `json`.
-
-    If `search.api_key` is set, it is sent as a bearer token for a proxy in front of the instance.
-    """
+    """SearXNG, whose `search.formats` must include `json`. `search.api_key` is sent as a bearer token to a proxy in front."""
 
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
@@ -186,10 +174,7 @@ class SearXNG(SearchProvider):
         return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in results]
 
     def _with_sites(self, query: Query) -> str:
-        """Return the text of the query with the domains as `site:` operators.
-
-        Some search engines ignore the operators. `WebSearch` filters their results.
-        """
+        """Return the text of the query with the domains as `site:` operators, which some search engines ignore."""
         if len(query.allowed) + len(query.blocked) > self._MAX_SITES:
             return query.text
         allowed = " OR ".join(f"site:{domain}" for domain in query.allowed)
@@ -238,8 +223,9 @@ class Brave(SearchProvider):
             "text_decorations": "false",
             "result_filter": "web",
         }
-        if query.allowed or query.blocked:
-            params["goggles"] = _goggles(query)
+        if query.allowed or query.blocked:  # a Goggle, which is Brave's format for reranking rules
+            allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
+            params["goggles"] = "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
         country = query.place.get("country")
         if country and country in self._PLACES:  # Brave rejects other countries
             params["country"] = country
@@ -250,12 +236,6 @@ class Brave(SearchProvider):
         return [_brave_hit(row) for row in rows_of(answer, "web", "results")]
 
 
-def _goggles(query: Query) -> str:
-    """Return the domain filters as a Goggle, which is Brave's format for reranking rules."""
-    allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
-    return "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
-
-
 def _place_headers(place: Mapping[str, str]) -> dict[str, str]:
     state = "x-loc-state" if len(place.get("region", "")) <= 3 else "x-loc-state-name"
     headers = {"country": "x-loc-country", "region": state, "city": "x-loc-city", "timezone": "x-loc-timezone"}
@@ -263,17 +243,76 @@ def _place_headers(place: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unaccented(name: str) -> str:
-    """Return `name` in ASCII for a header. For example, `Zürich` becomes `Zurich`. Names in other scripts become empty."""
+    """Return `name` in ASCII for a header, such as `Zurich` for `Zürich`. Names in other scripts become empty."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
     return plain if any(character.isalnum() for character in plain) else ""
 
 
 def _brave_hit(row: dict[str, Any]) -> SearchHit:
-    """Convert a result of Brave. Titles and texts contain HTML entities even if `text_decorations` is false."""
     extra = row.get("extra_snippets")
     pieces = [text_of(row, "description"), *(extra if isinstance(extra, list) else ())]
     text = "\n".join(piece for piece in pieces if piece and isinstance(piece, str))
+    # Titles and texts contain HTML entities, even if `text_decorations` is false.
     return SearchHit(html.unescape(text_of(row, "title")), text_of(row, "url"), html.unescape(text))
+
+
+# -- a search tool of one of the operator's MCP servers ---------------------------------------------------------------------
+
+_LISTS = (("results",), ("web", "results"), ("organic",), ("data",))
+_URL = re.compile(r"https?://[^\s<>\"\])}]+")
+_LABELLED = re.compile(r"^\W*title\W*:\s*(?P<title>.+)$", re.IGNORECASE | re.MULTILINE)
+_LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
+
+
+class MCPSearch(SearchProvider):
+    """The tool that the setting `search.provider` names as `label/tool`. The tool is called with `{"query": ...}`.
+
+    The tool may return a JSON list of objects, which may be the member `results`, `web.results`, `organic` or `data` of an
+    object, or a text. Each paragraph with a URL is one result, whose title may be `Title: ...` or a Markdown link. A text
+    without URLs is one result, which cannot be cited.
+    """
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        label, _, self._tool = self.name.partition("/")
+        self.server = MCPServer({"type": "mcp", "server_label": label}, context)
+
+    async def aclose(self) -> None:
+        await self.server.aclose()
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        try:
+            result = await self.server.call(self._tool, {"query": query.text}, approved=True)  # by the operator
+        except APIError as error:
+            raise SearchFailed(error.message) from None
+        content = result.content
+        if isinstance(content, list):
+            content = "\n\n".join(part["text"] for part in content if part.get("type") == "input_text")
+        if result.failed:
+            raise SearchFailed(content or "The search tool failed.")
+        return list(_read(content))
+
+
+def _read(answer: str) -> Iterator[SearchHit]:
+    try:
+        document = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        yield from _read_text(answer)
+        return
+    paths = [()] if isinstance(document, list) else _LISTS
+    for row in next((found for path in paths if (found := rows_of(document, *path))), []):
+        content = text_of(row, "content", "snippet", "description", "text", "summary", "markdown")
+        yield SearchHit(text_of(row, "title", "name"), text_of(row, "url", "link", "href"), content)
+
+
+def _read_text(answer: str) -> Iterator[SearchHit]:
+    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n|^-{3,}$", answer, flags=re.MULTILINE)]
+    results = [(paragraph, place[0]) for paragraph in paragraphs if (place := _URL.search(paragraph))]
+    if not results and answer.strip():
+        yield SearchHit("", "", answer.strip())
+    for paragraph, url in results:
+        title = _LABELLED.search(paragraph) or _LINK.search(paragraph)
+        yield SearchHit(title["title"].strip() if title else "", url.rstrip(".,;:'*_"), paragraph)
 
 
 PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}

@@ -12,8 +12,7 @@ from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
 from ..settings import SearchSettings, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
-from .mcp_search import MCPSearch
-from .search import PROVIDERS, Query, SearchFailed, SearchHit, SearchProvider, plain_host
+from .search import PROVIDERS, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
@@ -32,9 +31,9 @@ _FUNCTION = as_function(
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Raise `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
+    """Raises `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
 
-    A request that only offers the tool is accepted, because some clients, such as Codex, always offer it.
+    A request that only offers the tool is accepted, because some clients, such as Codex, always offer the tool.
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
@@ -45,9 +44,8 @@ def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -
 
 
 def _content_types(value: Any, path: str) -> list[Any]:
-    """Check the content types. Raises `BadRequest` if there are types but no `text`, because images are never returned."""
     kinds = checks.each(checks.among("text", "image"))(value, path)
-    if kinds and "text" not in kinds:
+    if kinds and "text" not in kinds:  # images are never returned
         checks.unsupported(path, "only text can be searched.")
     return kinds
 
@@ -80,24 +78,20 @@ _definition = checks.closed_object(
 )
 
 
-def _open_provider(context: ToolContext) -> SearchProvider | None:
-    name = context.search.provider
-    if name == "none":
-        return None
-    return MCPSearch(context) if "/" in name else PROVIDERS[name](context)
-
-
 class WebSearch(ServerTool):
     """The web search of one run. No function is offered if no provider is configured or `external_web_access` is false.
 
-    `sources` are all sources that the model's answer may cite, including those in the history. Results are numbered across the
-    whole history, and a URL keeps its number. Searches may run concurrently.
+    `sources` includes the sources in the history. Results are numbered across the whole history, and a URL keeps its number.
+    Searches may run concurrently.
     """
 
     types = _TYPES
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        self.provider = _open_provider(context) if tool.get("external_web_access", True) else None
+        name = context.search.provider
+        self.provider: SearchProvider | None = None
+        if name != "none" and tool.get("external_web_access", True):
+            self.provider = MCPSearch(context) if "/" in name else PROVIDERS[name](context)
         self._options = _options(tool)
         self.sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
         self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
@@ -125,10 +119,7 @@ class WebSearch(ServerTool):
             await self.provider.aclose()
 
     async def call(self, arguments: str) -> ToolResult:
-        """Search for the `query` in `arguments`.
-
-        The result has the members `action` and `results`. If the search failed, the result also has the member `error`.
-        """
+        """Search for the `query` in `arguments`. The result has the members `action`, `results` and, if failed, `error`."""
         assert self.provider is not None
         action, text = _action(arguments), _query(arguments)
         if text is None:
@@ -143,7 +134,7 @@ class WebSearch(ServerTool):
         return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
 
     def _numbered(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
-        """Return the results with their numbers. Texts are truncated to `maximum` characters."""
+        """Return the results with their numbers, and with texts of at most `maximum` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
             number = self._number(hit)
@@ -163,15 +154,14 @@ class WebSearch(ServerTool):
 
 
 def _options(tool: Tool) -> dict[str, Any]:
-    """Return the arguments of `Query` that are the same for all searches of a run."""
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
     count, characters = _SIZES[size]
     return {
         "count": count,
         "characters": characters,
-        "allowed": tuple(plain_host(domain) for domain in filters.get("allowed_domains", ())),
-        "blocked": tuple(plain_host(domain) for domain in filters.get("blocked_domains", ())),
+        "allowed": tuple(map(plain_host, filters.get("allowed_domains", ()))),
+        "blocked": tuple(map(plain_host, filters.get("blocked_domains", ()))),
         "place": {**location, "country": location.get("country", "").upper()},
         "thorough": size == "high",
     }
@@ -188,10 +178,7 @@ def _query(arguments: str) -> str | None:
 
 
 def _is_usable(hit: SearchHit, query: Query) -> bool:
-    """Return whether a result has a valid URL that passes the filters.
-
-    A result without a URL is usable if it has a text and the query has no filters.
-    """
+    """Return whether a result has a valid URL that passes the filters, or only a text if there are no filters."""
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
     return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)

@@ -17,8 +17,7 @@ from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
 from responses_mw.settings import SEARCH_PROVIDERS
 from responses_mw.tools import ToolResult, search
-from responses_mw.tools.mcp_search import MCPSearch
-from responses_mw.tools.search import MAX_ANSWER_BYTES, Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.search import MAX_ANSWER_BYTES, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 from tests.support.paths import ROOT
