@@ -49,8 +49,8 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
 class CodeInterpreter(ServerTool):
     """The code interpreter in one run. All calls use the same container, one after another.
 
-    The container is the one named in the request. With `auto`, it is the container of the last call in the history, or a new
-    one. The sandbox refuses a container that belongs to another owner. Nothing is sent to the sandbox before the first call.
+    With `auto`, the calls use the container of the last call in the history, or a new one. The sandbox refuses containers of
+    other owners. Nothing is sent to the sandbox before the first call.
     """
 
     types = frozenset({"code_interpreter"})
@@ -78,7 +78,7 @@ class CodeInterpreter(ServerTool):
         return {**tool, "container": checks.required(tool, "container", path, _container)}
 
     async def aclose(self) -> None:
-        """End all calls. The container is kept, so that later responses can use it."""
+        """End all calls, but not the container, which later responses can use."""
         await self._connection.aclose()
 
     async def open(self) -> list[ServedFunction]:
@@ -91,22 +91,18 @@ class CodeInterpreter(ServerTool):
             ends=("code_interpreter_call.completed",),
             served=True,
         )
-        return [ServedFunction(_FUNCTION, form, self._call_with, "code_interpreter")]
+        return [ServedFunction(_FUNCTION, form, self.call, "code_interpreter")]
 
-    async def _call_with(self, arguments: str) -> ToolResult:
-        parsed = parse_arguments(arguments)
-        code = parsed.get("code") if parsed else None
-        return await self.call(code if isinstance(code, str) else arguments)
-
-    async def call(self, code: str) -> ToolResult:
-        """Run `code`. Return its output and the value of its last expression, or its traceback.
+    async def call(self, arguments: str) -> ToolResult:
+        """Run the `code` in `arguments`. Arguments without `code` are themselves run as code.
 
         If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
-        result's members are `outputs` and, if a container was reached, `container_id`. The result is `failed` if the sandbox is
-        unavailable or ended the container, but not if the code raised an exception.
+        result is `failed` if the sandbox is unavailable or ended the container, but not if the code raised an exception.
         """
         from .session import MCPFailure
 
+        given = (parse_arguments(arguments) or {}).get("code")
+        code = given if isinstance(given, str) else arguments
         async with self._turn:
             try:
                 returned = await self._invoke(code)

@@ -30,7 +30,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from ..errors import APIError, BadRequest, Unauthorized, UpstreamError
+from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
 from . import ToolResult, cut, failure
 from .guard import HTTP_FAULT, UNREACHABLE
@@ -44,17 +44,16 @@ _PROTOCOL_ERROR = "mcp_protocol_error"
 _MAX_PAGES = 100
 _MAX_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+# Errors that the SDK raises for malformed messages, and that orjson raises for integers of more than 64 bits.
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
-"""Errors that the SDK raises for malformed messages, and that orjson raises for integers of more than 64 bits."""
 _BROKEN = "it closed the connection before its answer was complete"
 _MALFORMED = "its answer is malformed, or too large"
 
 
 class MCPConnection:
-    """A connection to the MCP server `target`.
+    """A connection to the MCP server `target`, whose session is opened when it is first needed, and again after it was lost.
 
-    A session is opened when it is first needed, and again after it was lost. The caller must call `aclose`, which any task may
-    do. The other methods may be called concurrently.
+    The caller must call `aclose`, from any task. The other methods may be called concurrently.
     """
 
     def __init__(self, target: MCPTarget) -> None:
@@ -72,26 +71,25 @@ class MCPConnection:
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools in the format of an `mcp_list_tools` item.
+        """Return the server's tools in the format of an `mcp_list_tools` item, with `annotations` if the tools have any.
 
-        A tool has the members `name` and `input_schema`, and optionally `description` and `annotations`.
-
-        Raises `Unauthorized` if the server refuses the caller's credentials, and `BadRequest` if its URL does not lead to a
-        public address. Raises `UpstreamError` with the status 424 if the server cannot be reached or does not answer in time,
-        or if its answer is malformed or too large. The messages contain the server's label.
+        Raises `Unauthorized` if the server refuses the caller's credentials, `BadRequest` if the server's address is not
+        permitted, and otherwise `UpstreamError` with the status 424. The messages contain the server's label.
         """
         try:
             return await self._request(self._listed)
-        except MCPFailure as error:
-            raise self._as_api_error(error) from None
         except TimeoutError:
-            raise self._as_api_error(self.target.failure("it did not answer in time")) from None
+            error = self.target.failure("it did not answer in time")
+        except MCPFailure as failed:
+            error = failed
+        if error.address_refused:
+            raise BadRequest(error.message, param="tools", code="invalid_value")
+        if error.code in (401, 403) and self.target.credentials_of_caller:
+            raise Unauthorized(error.message, param="tools", code=_CODE)
+        raise UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool and return its result.
-
-        If the call fails, the result is failed and has the member `error` of an `mcp_call` item.
-        """
+        """Call a tool and return its result. If the call fails, the result has the `error` of an `mcp_call` item."""
         try:
             return _to_result(await self.invoke(name, arguments))
         except MCPFailure as error:
@@ -100,10 +98,7 @@ class MCPConnection:
             return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool and return the SDK's result, which may be an error of the tool.
-
-        Raises `MCPFailure` if the server cannot be reached, does not answer in time, or answers with a protocol error.
-        """
+        """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` for other errors."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             return await self._request(lambda session: self._called(session, request))
@@ -112,11 +107,7 @@ class MCPConnection:
             raise MCPFailure(message, 504) from None
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` in the session, which is opened if necessary, and return its result.
-
-        Raises `MCPFailure` if the request fails, and `TimeoutError` after the target's timeout. A session that may be broken is
-        not used again.
-        """
+        """Return the result of `work` in the session. Raises `MCPFailure` or, after the target's timeout, `TimeoutError`."""
         session: MCPSession | None = None
         try:
             async with asyncio.timeout(self.target.timeout):
@@ -146,10 +137,7 @@ class MCPConnection:
         return session
 
     async def _called(self, session: MCPSession, request: CallToolRequest) -> CallToolResult:
-        """Call a tool without the SDK's `call_tool`.
-
-        `call_tool` validates results against the server's schema, whose regular expressions could take forever to match.
-        """
+        # The SDK's `call_tool` validates results against the server's schema, whose regular expressions may never end.
         try:
             return await session.client.send_request(request, CallToolResult)
         except MCPError as error:
@@ -168,15 +156,14 @@ class MCPConnection:
             tools += listed
             bytes_left -= sum(len(orjson.dumps(tool)) for tool in listed)
             if bytes_left < 0 or len(tools) > MAX_MCP_TOOLS:
-                reason = f"it lists more than {MAX_MCP_TOOLS} tools, or their definitions are too large"
-                raise self.target.failure(reason)
+                raise self.target.failure(f"it lists more than {MAX_MCP_TOOLS} tools, or their definitions are too large")
             cursor = page.next_cursor
             if cursor is None:
                 return tools
         raise self.target.failure(f"its list of tools has more than {_MAX_PAGES} pages")
 
     def _drop(self, session: MCPSession | None) -> None:
-        """Open a new session for further calls, because `session` may be broken. Its pending calls may still succeed."""
+        """Use a new session for further calls, because `session` may be broken. Its pending calls may still succeed."""
         if session is not None and session is self._session:
             self._session = None
             self._lost.append(session)
@@ -184,18 +171,10 @@ class MCPConnection:
     def _failure(self, error: MCPError) -> MCPFailure:
         if error.code == CONNECTION_CLOSED:
             return self.target.failure(_BROKEN)
-        is_malformed = error.code == PARSE_ERROR
-        reason = _MALFORMED if is_malformed else cut(self.target.reason(error), _MAX_MESSAGE).rstrip(".")
+        reason = _MALFORMED if error.code == PARSE_ERROR else cut(self.target.reason(error), _MAX_MESSAGE).rstrip(".")
         if error.code == HTTP_FAULT:
             return self.target.failure(reason, error.data if isinstance(error.data, int) else UNREACHABLE)
         return self.target.failure(reason, error.code, _PROTOCOL_ERROR)
-
-    def _as_api_error(self, error: MCPFailure) -> APIError:
-        if error.address_refused:
-            return BadRequest(error.message, param="tools", code="invalid_value")
-        if error.code in (401, 403) and self.target.credentials_of_caller:
-            return Unauthorized(error.message, param="tools", code=_CODE)
-        return UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE)
 
 
 def _as_listed(tool: Tool) -> dict[str, Any]:
@@ -213,7 +192,7 @@ _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 def _to_result(returned: CallToolResult) -> ToolResult:
-    """Convert the result of a tool, limited to `MAX_OUTPUT_BYTES`. In the member `output`, images are replaced with notes."""
+    """Convert the result of a tool, limited to `MAX_OUTPUT_BYTES`. In the member `output`, notes replace images."""
     parts = [_part(block) for block in returned.content]
     if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
         parts.append(_text(orjson.dumps(returned.structured_content).decode()))

@@ -1,11 +1,8 @@
 """An HTTP transport for URLs from requests, which connects only to public internet addresses.
 
-1. The resolved addresses are checked, so the notation of the host (decimal, octal, hexadecimal, IPv6) does not matter. All
-   addresses of a host must be public.
-2. The connection is made to a checked address. The name is not resolved again, which prevents DNS rebinding. The Host header,
-   SNI and the certificate check still use the name.
-3. All connections use this transport, so redirects are checked too. Proxies from the environment are ignored, because a proxy
-   would resolve the names itself.
+All resolved addresses of a host must be public, regardless of the host's notation. The connection is made to a checked address
+without resolving the name again, which prevents DNS rebinding. Redirects are checked too. Proxies from the environment are
+ignored, because a proxy would resolve the names itself.
 """
 
 from __future__ import annotations
@@ -42,11 +39,11 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """The URL may lead to an address that is not public. The error's message contains only the host of the URL."""
+    """The URL may lead to an address that is not public. The message contains only the host of the URL."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether `address` is public. If it embeds an IPv4 address (IPv4-mapped or NAT64), check the IPv4 address."""
+    """Return whether `address` is public. In IPv4-mapped and NAT64 addresses, the embedded IPv4 address must be public."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -60,7 +57,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def fault_of(url: str, *, allow_private: bool) -> str | None:
-    """Check `url` without resolving its host. Return a clause that describes the fault, or None if there is none."""
+    """Check `url` without resolving its host. Return a clause that describes the fault, or None if `url` is permitted."""
     try:
         parsed = httpx2.URL(url)
         host, port = parsed.host, parsed.port
@@ -80,18 +77,15 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of `host` from the system's resolver.
-
-    Raises `OSError` if the name cannot be resolved, and `UnicodeError` if it is invalid.
-    """
+    """Resolve `host`. Raises `OSError` if the name cannot be resolved, and `UnicodeError` if the name is invalid."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return the addresses of `host`, of which all must be public unless `allow_private` is true.
+    """Return the addresses of `host`. Raises the errors of `resolve`.
 
-    Raises `AddressRefused` if an address is not public, and the errors of `resolve`.
+    Unless `allow_private` is true, raises `AddressRefused` if any address is not public.
     """
     addresses = [ip_address(address) for address in await resolve(host, port)]
     if not addresses:
@@ -107,22 +101,18 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool) -> lis
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """The HTTP transport of one MCP session, which connects only to permitted addresses and records the status of responses.
 
-    1. A failed HTTP request would end the SDK's session and all its other calls. Failures are therefore converted to responses.
-       A failed POST gets a JSON-RPC error. If the connection is lost, the response body ends early.
-    2. Responses are limited in size and must not be compressed, because a small compressed body can expand to any size.
-    3. Cookies are ignored. The SDK follows redirects only within the origin.
+    A failed HTTP request would end the SDK's session and all its other calls. Failures are therefore converted to responses
+    with a JSON-RPC error. If the connection is lost, the response body ends early. Responses must not be compressed, because a
+    small compressed body can expand to any size. Cookies are ignored. The SDK follows redirects only within the origin.
     """
 
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
-        """`max_bytes` is the maximum size of a response other than an event stream.
-
-        If `allow_private` is true, connections to private addresses are permitted.
-        """
+        """`max_bytes` is the maximum size of a response other than an event stream."""
         self.status: int | None = None
-        """The status of the response to the last POST, or 502 if it failed. None before the first POST."""
+        """The status of the response to the last POST, or 502 if the POST failed."""
         self.address_refused = False
         self.session_id: str | None = None
-        """The session id that the server assigned, or None if it assigned none."""
+        """The session id that the server assigned."""
         self._allow_private = allow_private
         self._max_bytes = max_bytes
         self._pool = httpcore2.AsyncConnectionPool(
@@ -134,19 +124,19 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            response = await self._send(request)
+            received = await self._send(request)
         except _FAULTS as error:
             self.address_refused = isinstance(error, AddressRefused)
-            answer = _fault(UNREACHABLE, _reason(error))
+            response = _fault(UNREACHABLE, _reason(error))
         else:
-            answer = httpx2.Response(response.status, headers=response.headers, stream=_Body(response, self._max_bytes))
+            response = httpx2.Response(received.status, headers=received.headers, stream=_Body(received, self._max_bytes))
         if request.method == "POST":
-            self.status = answer.status_code
-            self.session_id = answer.headers.get(SESSION_HEADER, self.session_id)
-        if fault := await _fault_in(answer, request.method):
-            await answer.aclose()
+            self.status = response.status_code
+            self.session_id = response.headers.get(SESSION_HEADER, self.session_id)
+        if fault := await _fault_in(response, request.method):
+            await response.aclose()
             return fault
-        return answer
+        return response
 
     async def _send(self, request: httpx2.Request) -> httpcore2.Response:
         url = request.url
@@ -166,7 +156,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class _GuardedNetwork(httpcore2.AnyIOBackend):
-    """Network backend that tries to connect to each checked address of a host, one after another."""
+    """Tries to connect to each checked address of a host, one after another."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
@@ -192,10 +182,7 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response body that ends early if the connection is lost or the body is too large.
-
-    The SDK then receives a malformed message.
-    """
+    """A response body that ends early, as a malformed message, if the connection is lost or the body is too large."""
 
     def __init__(self, response: httpcore2.Response, max_bytes: int) -> None:
         self._response = response
@@ -221,7 +208,7 @@ _FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.Ne
 
 
 def _reason(error: Exception) -> str:
-    """Return a clause that describes the error without the URL, which may contain credentials."""
+    """Describe the error without the URL, which may contain credentials."""
     if isinstance(error, AddressRefused):
         return "its URL does not lead to a public address"
     if isinstance(error, httpcore2.TimeoutException):
@@ -232,17 +219,17 @@ def _reason(error: Exception) -> str:
     return f"it cannot be reached: {why}" if why else "it cannot be reached"
 
 
-async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
-    """Return an error response to pass to the SDK instead of `answer`, or None if the SDK can process `answer`."""
-    status = answer.status_code
-    if answer.headers.get("content-encoding", "identity") != "identity":
+async def _fault_in(response: httpx2.Response, method: str) -> httpx2.Response | None:
+    """Return an error response to pass to the SDK instead of `response`, or None if the SDK can process `response`."""
+    status = response.status_code
+    if response.headers.get("content-encoding", "identity") != "identity":
         return _fault(UNREACHABLE, "it sent a compressed answer, which was not requested")
     if method != "POST" or status < 400:
         return None
     if status in (401, 403):
         return _fault(status, "it refused the credentials")
     try:
-        message = orjson.loads(await answer.aread())
+        message = orjson.loads(await response.aread())
     except orjson.JSONDecodeError:
         message = None
     if isinstance(message, dict) and "jsonrpc" in message:

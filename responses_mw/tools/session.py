@@ -1,10 +1,7 @@
 """A session with an MCP server, based on the MCP SDK.
 
-1. The SDK's client uses cancel scopes, which must be exited in order by the task that entered them. A run may be read by any
-   task, so each session has its own task, which opens and closes the client. Calls may come from any task.
-2. When the session's task is cancelled, all requests end immediately, and the session is deleted on the server.
-3. The SDK logs URLs and messages. Its logging is suppressed for these sessions only, not for other sessions of the host
-   application.
+The SDK's client must be closed by the task that opened it. A run may be read by any task, so each session has its own task,
+which opens and closes the client. When the task is cancelled, all requests end, and the session is deleted on the server.
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 
 @dataclass(eq=False)
 class MCPFailure(Exception):
-    """A session could not be opened, or a request failed.
+    """A session could not be opened, or a request failed. `kind` and `code` are the error's `type` and `code` in an `mcp_call`.
 
-    `code` and `kind` are `code` and `type` in the `error` of an `mcp_call` item. The code of an `http_error` is an HTTP status.
-    Other codes are JSON-RPC codes. `address_refused` means that the server's address is not public.
+    The code of an `http_error` is an HTTP status. Other codes are JSON-RPC codes. `address_refused` means that the server's
+    address is not public.
     """
 
     message: str
@@ -68,14 +65,10 @@ class MCPTarget:
     """Timeout of a request in seconds."""
 
     def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error") -> MCPFailure:
-        """Return the failure whose message consists of the server's label and `reason`, a clause."""
         return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of `error` without our URL and the values of our headers.
-
-        A server may repeat these secrets in its message, and errors are stored and returned to clients.
-        """
+        """Return the message of `error`, which clients see, with our URL and the values of our headers redacted."""
         if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
         sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
@@ -92,7 +85,7 @@ class MCPSession:
     client: ClientSession
 
     def __init__(self, target: MCPTarget, *, legacy: bool) -> None:
-        """Start the task. If `legacy` is true, the older SSE transport is used instead of streamable HTTP."""
+        """Start the task. If `legacy` is true, use the older SSE transport instead of streamable HTTP."""
         self._target = target
         self._legacy = legacy
         self._transport = GuardedTransport(_MAX_ANSWER_BYTES, allow_private=target.allow_private)
@@ -107,7 +100,7 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server has answered with 404, because it no longer knows the session."""
+        """Whether the server no longer knows the session, which it reports with the status 404."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
@@ -123,10 +116,7 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, a call of the client, in a task, and return its result.
-
-        If this method is cancelled, it returns immediately, while the SDK notifies the server of the cancellation.
-        """
+        """Run `work`, a call of the client, in a task. If cancelled, return at once, while the SDK notifies the server."""
         task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -139,7 +129,7 @@ class MCPSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """End the session. Pending requests fail. Wait at most two seconds for the session's tasks."""
+        """End the session and its pending requests. Wait at most two seconds for the session's tasks."""
         self._task.cancel()
         await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 
@@ -174,10 +164,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def open_session(target: MCPTarget) -> MCPSession:
-    """Open a session over streamable HTTP, or over legacy SSE if the server does not support streamable HTTP.
-
-    Raises `MCPFailure` if neither transport succeeds.
-    """
+    """Open a session over streamable HTTP, or else over legacy SSE. Raises `MCPFailure` if neither transport succeeds."""
     session = MCPSession(target, legacy=False)
     try:
         await session.open()
@@ -196,13 +183,10 @@ async def open_session(target: MCPTarget) -> MCPSession:
 
 
 def _http(target: MCPTarget, transport: GuardedTransport) -> httpx2.AsyncClient:
-    """Create an HTTP client.
-
-    The client has no read timeout, because calls have their own timeout, and an event stream may be idle for a long time.
-    """
     return httpx2.AsyncClient(
         transport=transport,
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
+        # no read timeout, because calls have their own timeout, and an event stream may be idle for a long time
         timeout=httpx2.Timeout(target.timeout, connect=_CONNECT_TIMEOUT, read=None),
         trust_env=False,  # ignore proxies and credentials from the environment
     )
@@ -227,7 +211,7 @@ def _sse(target: MCPTarget, transport: GuardedTransport) -> AbstractAsyncContext
     return sse_client(target.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: _http(target, transport))
 
 
-# -- the SDK's logs ----------------------------------------------------------------------------------------------------------
+# -- the SDK's logs, which contain URLs and messages. The filter affects only our sessions, not those of a host application ---
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 _LOGGERS = (
