@@ -272,8 +272,8 @@ def _listener(host: str, port: int) -> socket.socket | None:
         return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and server_group() is not None:
-            advice = "set PROMETHEUS_MULTIPROC_DIR to share the port"
-            logger.warning("another process has the admin port %s:%s, without our metrics: %s", host, port, advice)
+            advice = "set PROMETHEUS_MULTIPROC_DIR to combine the metrics of all processes"
+            logger.warning("the admin port %s:%s shows only the metrics of another process: %s", host, port, advice)
             return None
         raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 
