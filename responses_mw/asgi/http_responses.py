@@ -1,8 +1,4 @@
-"""HTTP responses: JSON, errors, and the events of a run.
-
-The events are sent as a stream of server-sent events, or the document in the last event is sent as JSON. If the client
-disconnects, the run and its request to the upstream are cancelled.
-"""
+"""HTTP responses: JSON, errors, and the events of a run, which is cancelled if the client disconnects."""
 
 from __future__ import annotations
 
@@ -38,7 +34,8 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the stream
 ]
-_TRY_AGAIN_LATER = 1013
+TRY_AGAIN_LATER = 1013
+"""The WebSocket close code of a server that is overloaded (IANA, "WebSocket Close Code Number Registry")."""
 
 
 class JSONResponse(responses.JSONResponse):
@@ -49,41 +46,37 @@ class JSONResponse(responses.JSONResponse):
 
 
 class ErrorResponse(JSONResponse):
-    """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade that is refused."""
+    """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade that is refused.
+
+    A refused upgrade is recorded like an HTTP request. If the ASGI server does not support the extension
+    `websocket.http.response`, the client gets a 403 without a body.
+    """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """`cause` is the exception that is logged instead of `error` if its message must not be sent to the client."""
+        """`cause` is logged in place of `error` if the message of `cause` must not be sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = cause or error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await self._refuse(scope, receive, send)
+        if scope["type"] != "websocket":
+            annotate(error=self._cause)
+            await super().__call__(scope, receive, send)
             return
-        annotate(error=self._cause)
-        await super().__call__(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a WebSocket with an HTTP response, and record the refusal like an HTTP request.
-
-        If the ASGI server does not support the extension `websocket.http.response`, close the WebSocket. The client then gets a
-        403 without a body.
-        """
 
         async def send_refusal(message: Message) -> None:
             if "websocket.http.response" in scope.get("extensions", {}):
                 await send({**message, "type": f"websocket.{message['type']}"})
             elif message["type"] == "http.response.start":
-                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+                await send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
 
         await receive()
         await TelemetryMiddleware(self)({**scope, "type": "http", "method": "GET"}, receive, send_refusal)
 
 
 def error_response(error: Exception) -> ErrorResponse | None:
-    """Return the response to a request that failed with `error`, or None if `error` is `ClientDisconnect`.
+    """Return the response to a request that failed with `error`, or None if the client has disconnected.
 
-    An exception that is not an `APIError` is logged and becomes a 500.
+    An unexpected exception is logged and becomes a 500.
     """
     if isinstance(error, APIError):
         return ErrorResponse(error)
@@ -94,13 +87,13 @@ def error_response(error: Exception) -> ErrorResponse | None:
 
 
 class EventResponse:
-    """Base class of the responses that are made from the events of one run."""
+    """Base class of responses that send the events of one run."""
 
     def __init__(self, run: Run, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
         self.has_started = False
-        """Whether the response may have started, so that it can no longer be replaced with an error."""
+        """Whether the response may have started, so that no error response can replace it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
@@ -118,8 +111,7 @@ class EventResponse:
             except Exception as error:
                 if self.has_started:
                     raise  # the server closes the connection, so that the client sees an incomplete response
-                response = error_response(error)
-                if response is not None:
+                if response := error_response(error):
                     await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,9 +134,9 @@ class RunJSONResponse(EventResponse):
             if events:
                 response = events[-1].data["response"]
         assert response is not None, "a run ends with its document"
-        answer = JSONResponse(response)
+        encoded = JSONResponse(response)
         self.has_started = True
-        await answer(scope, receive, send)
+        await encoded(scope, receive, send)
 
 
 class EventStreamResponse(EventResponse):
@@ -158,7 +150,7 @@ class EventStreamResponse(EventResponse):
         self._keeping_alive: asyncio.Task[None] | None = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self._run)  # an error until here can still become an HTTP error response
+        first = await anext(self._run)  # an error before the first batch can still become an HTTP error response
         self.has_started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
@@ -169,7 +161,7 @@ class EventStreamResponse(EventResponse):
         finally:
             self._timer.cancel()
             if self._keeping_alive is not None:
-                self._keeping_alive.cancel()  # a slow client may be blocking it, and nothing may follow the last event
+                self._keeping_alive.cancel()  # if a slow client blocks the keep-alive, it must not follow the last event
         if not self._complete:
             annotate(outcome="interrupted")
         await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})
@@ -180,10 +172,8 @@ class EventStreamResponse(EventResponse):
         return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
-        """Send a keep-alive if nothing was sent during the last interval, and schedule the next check.
-
-        One check per interval needs neither a timer per token nor a task per stream.
-        """
+        """Send a keep-alive if nothing was sent during the last interval, and schedule the next check."""
+        # One check per interval needs neither a timer per token nor a task per stream.
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
         self._silent = True
@@ -200,7 +190,7 @@ class EventStreamResponse(EventResponse):
 class LogStreamResponse(EventStreamResponse):
     """A stream of the events in the log of a background response.
 
-    If the final batch is missing when `batches` ends, `[DONE]` is not sent, and the client must resume on another replica.
+    If `batches` ends without the final batch, `[DONE]` is not sent. The client can then resume the stream on another replica.
     """
 
     def __init__(self, batches: AsyncGenerator[Batch, None], settings: ServerSettings) -> None:

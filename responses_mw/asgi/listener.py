@@ -1,12 +1,10 @@
 """The standalone server: uvicorn with a graceful shutdown, and with fixes for three weaknesses of its protocol classes.
 
-- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses the body as another
-  request, which no proxy in front of the server has checked. This server refuses an upgrade request with a body and closes its
-  connection.
-- uvicorn appends the trailers of a chunked body to the request's headers, although no proxy has checked them as headers. This
-  server discards trailers (RFC 9110, section 6.5.1).
-- uvicorn limits the size of each WebSocket message, but not the total size of the messages of all WebSockets. This server also
-  limits the total.
+- httptools skips the body of an upgrade request. uvicorn would parse a body that arrives in a later segment as another request,
+  which no proxy in front of the server has checked. This server refuses upgrade requests with a body.
+- uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
+  6.5.1).
+- uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
+from .http_responses import TRY_AGAIN_LATER
 from .requests import Inbound, Receiving
 
 if TYPE_CHECKING:
@@ -35,12 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 12.0
-"""Number of seconds from the end of the drain until open connections are closed.
-
-During this time, failed responses are stored and sent. Storing them takes up to 10 s if Redis is unavailable.
-"""
-
-_TRY_AGAIN_LATER = 1013
+"""Seconds after the drain in which failed responses are stored and sent. Storing takes up to 10 s if Redis is unavailable."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -49,8 +43,7 @@ class DrainingServer(uvicorn.Server):
     After the first signal, requests in progress have `drain_timeout` seconds to finish. Then the remaining responses fail, and
     proxied streams are closed. A second signal ends the drain immediately. A third signal ends the process.
 
-    uvicorn itself cancels requests and logs errors `config.timeout_graceful_shutdown` seconds after the first signal. Set this
-    option to `drain_timeout + END_TIMEOUT`.
+    `config.timeout_graceful_shutdown`, after which uvicorn cancels requests, must be `drain_timeout + END_TIMEOUT`.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
@@ -71,7 +64,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own method raises the signal again after the shutdown, so the exit status would not be 0.
+        # uvicorn's method would raise the signal again after the shutdown, so the exit status would not be 0.
         if not self.should_exit:
             self.stop()
         elif not self._hurry.is_set():
@@ -101,8 +94,8 @@ class DrainingServer(uvicorn.Server):
         if in_progress := self._in_progress():
             logger.warning("stopping now: %s did not end in time", in_progress)
         for connection in list(self.server_state.connections):
-            answered = connection.answered if isinstance(connection, HTTPProtocol) else None
-            if answered is not None and not self._app.serves(answered):
+            scope = connection.answered if isinstance(connection, HTTPProtocol) else None
+            if scope is not None and self._app.our_path(scope) is None:
                 connection.transport.abort()
         await self._app.fail_runs()
 
@@ -133,61 +126,51 @@ class HTTPProtocol(HttpToolsProtocol):
             self._refusal = error
             raise  # the parser passes the error to uvicorn, which calls send_400_response
         super().on_headers_complete()
-        if self.cycle is not before:  # not a WebSocket, so the request is passed to the application as a plain request
+        if self.cycle is not before:  # not a WebSocket, so uvicorn serves a plain request
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
-        method = self.parser.get_method().decode("ascii")
         if not self._is_idle():
-            raise BadRequest(
-                "A connection cannot be upgraded before its earlier requests are answered.", code="invalid_upgrade"
-            )
-        require_bodiless_get(method, self.headers)
+            message = "A connection cannot be upgraded before its earlier requests are answered."
+            raise BadRequest(message, code="invalid_upgrade")
+        require_bodiless_get(self.parser.get_method().decode("ascii"), self.headers)
 
     @property
     def answered(self) -> dict[str, Any] | None:
-        """The scope of the request whose response has started but not ended, or None if there is no such request."""
+        """The scope of the request whose response has started but not ended, or None if no response is being sent."""
         return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
         """Send a 400 and close the connection.
 
-        If the response to an earlier request has not ended, no 400 is sent. The connection is then closed after that response,
-        or immediately if the body of the earlier request is incomplete.
+        While an earlier response is in progress, no 400 is sent, and the connection is closed after that response. If the body
+        of the request in progress is incomplete, the connection is closed immediately.
         """
-        if self._is_idle() or self._is_first_and_unanswered():
-            self.transport.write(self._answer_to(msg))
+        cycle = self.cycle
+        is_unanswered = not self._is_idle() and cycle.more_body and not cycle.response_started and not self.pipeline
+        if self._is_idle() or is_unanswered:
+            body = orjson.dumps((self._refusal or BadRequest(msg, code="invalid_http")).body())
+            fields = [
+                *self.server_state.default_headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[400], lines, body))
             self.transport.close()
-        elif self.cycle.more_body:
+        elif cycle.more_body:
             self.transport.close()
         else:
-            self.cycle.keep_alive = False
+            cycle.keep_alive = False
 
     def _is_idle(self) -> bool:
         """Return whether the responses to all requests on the connection have ended."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
-    def _is_first_and_unanswered(self) -> bool:
-        """Return whether the body of the only request is incomplete and its response has not started."""
-        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
-
-    def _answer_to(self, message: str) -> bytes:
-        error = self._refusal or BadRequest(message, code="invalid_http")
-        body = orjson.dumps(error.body())
-        fields = [
-            *self.server_state.default_headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
-        return b"%b%b\r\n%b" % (STATUS_LINE[400], b"".join(b"%b: %b\r\n" % field for field in fields), body)
-
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol with a limit on the total size of incomplete messages.
-
-    `inbound` is shared by all connections.
-    """
+    """uvicorn's WebSocket protocol with a limit on the total size of incomplete messages, which all connections share."""
 
     inbound: ClassVar[Inbound]
 
@@ -199,7 +182,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         try:
             self._receiving.add(len(data))
         except Unavailable as error:
-            self.conn.fail(_TRY_AGAIN_LATER, error.message)
+            self.conn.fail(TRY_AGAIN_LATER, error.message)
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
         else:
@@ -216,10 +199,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection only if its handshake is incomplete.
-
-        Otherwise the application closes the WebSocket after its last response. uvicorn's own method closes it immediately.
-        """
+        # After the handshake, the application closes the WebSocket when the last response has ended.
         if not self.handshake_complete:
             super().shutdown()
 

@@ -74,7 +74,7 @@ class Dispatcher:
         except APIError as error:
             await TelemetryMiddleware(ErrorResponse(error))(scope, receive, send)
             return
-        path = self._our_path(scope)
+        path = self.our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
         else:
@@ -92,15 +92,11 @@ class Dispatcher:
         """
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
-        elif not self._server.max_websockets and self.serves(scope):
+        elif not self._server.max_websockets and self.our_path(scope) is not None:
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
-    def serves(self, scope: Scope) -> bool:
-        """Return whether the application, not the wrapped `app`, serves the request with this ASGI `scope`."""
-        return self._our_path(scope) is not None
-
-    def _our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, or None if the path is not one of ours.
+    def our_path(self, scope: Scope) -> str | None:
+        """Return the path from `/v1` on, or None if the wrapped `app` serves the path.
 
         `root_path` is removed, because some hosts include it in the path.
         """

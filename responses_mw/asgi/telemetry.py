@@ -1,4 +1,4 @@
-"""Middleware that records a span, metrics and an access log line for each request, and adds headers to its response."""
+"""The span, the metrics, the access log line and the additional response headers of each request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -34,15 +34,15 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTION
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Headers, or a function that is called when the response starts and returns the headers."""
+"""Response headers, or a function that returns them. The function is called when the response starts."""
 
 _HEADERS = "responses_mw.headers"
 
 
 def add_headers(scope: Scope, headers: HeaderSource) -> None:
-    """Add `headers` to the HTTP response to the request with this ASGI `scope`, even if the response is an error.
+    """Add `headers` to the HTTP response, whether it is a success or an error. Call this before the response starts.
 
-    The request must have passed through a traced `TelemetryMiddleware`. Call this before the response starts.
+    `scope` must have passed through a `TelemetryMiddleware` with `traced` set.
     """
     scope[_HEADERS].append(headers)
 
@@ -50,15 +50,14 @@ def add_headers(scope: Scope, headers: HeaderSource) -> None:
 class TelemetryMiddleware:
     """ASGI middleware that records a span, metrics and an access log line for each HTTP request to `app`.
 
-    The request id is the client's `X-Request-Id` if it is valid, or else a new id. The response has the same header. Nothing is
-    recorded per token: each ASGI message costs only one additional call.
+    The request id is the client's `X-Request-Id` if it is valid, or else a new id, and is sent in the response. Nothing is
+    recorded per token. Each ASGI message costs only one additional call.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
         """`route` is recorded unless `app` sets a route with `annotate`.
 
-        If `traced` is false, no span is created, and no headers are added to the response, neither `X-Request-Id` nor the
-        headers of `add_headers`.
+        If `traced` is false, no span is created and no header is added, so `app` must not call `add_headers`.
         """
         self._app = app
         self._route = route
@@ -69,7 +68,7 @@ class TelemetryMiddleware:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
-        request = RequestContext(self._route, _request_id(scope))
+        request = RequestContext(self._route, _request_id(scope["headers"]))
         headers: list[HeaderSource] = []
         if self._traced:
             scope[_HEADERS] = headers = [{"x-request-id": request.request_id}]
@@ -104,7 +103,6 @@ class _Answer:
     __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
     def __init__(self, send: Send, added: list[HeaderSource]) -> None:
-        """`added` are the headers to add. The list is read when the response starts."""
         self._send = send
         self._added = added
         self.status = 0
@@ -135,12 +133,12 @@ class _Answer:
 
 @contextmanager
 def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
-    """Record a span and an access log line for one request on a WebSocket, but no HTTP metrics.
+    """Record a span and an access log line, but no HTTP metrics, for one request on a WebSocket.
 
-    `kind` is the type of the WebSocket message. `headers` are the connection's headers, with names in lower case. `owner` and
-    `key` are the caller's owner and the name of the API key.
+    `kind` is the type of the WebSocket message. `headers` are the connection's headers, with names in lower case. `key` is the
+    name of the caller's API key.
     """
-    request = RequestContext(f"websocket {kind}", _new_id(), owner, key)
+    request = RequestContext(f"websocket {kind}", _request_id(), owner, key)
     started = time.perf_counter()
     span = start_request_span(request.route, headers)
     request.trace_id = trace_id(span)
@@ -157,28 +155,22 @@ def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, ke
         _report("WS", request, 101, time.perf_counter() - started)
 
 
-def _request_id(scope: Scope) -> str:
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else _new_id()
-
-
-def _new_id() -> str:
-    return f"req_{secrets.token_hex(16)}"
+def _request_id(headers: Iterable[tuple[bytes, bytes]] = ()) -> str:
+    """Return the client's request id if it is valid, or else a new id."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
 
 
 def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:
-    attributes: dict[str, str | int] = {**active, HTTP.STATUS: status}
-    if request.route:
-        attributes[HTTP.ROUTE] = request.route
-    if error_type := request.error_type(status):
-        attributes[ERROR_TYPE] = error_type
-    REQUEST_DURATION.record(duration, attributes)
+    optional = {HTTP.ROUTE: request.route, ERROR_TYPE: request.error_type(status)}
+    present = {name: value for name, value in optional.items() if value}
+    REQUEST_DURATION.record(duration, {**active, HTTP.STATUS: status, **present})
 
 
 def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
-    """Count the response, log a warning if its run failed, and log the access line, with the route instead of the path."""
+    """Count the response, log a warning if its run failed, and log the access line."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
-    route = request.route or "-"
+    route = request.route or "-"  # never the path, whose ids would be logged
     line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}
     log_facts(logger, f"{method} {route} {status} {duration:.3f}s", request.facts(), line)
