@@ -31,6 +31,7 @@ from .jobs import JobService, Worker
 from .network import system_tls
 from .settings import Settings
 from .state import Client, State, StateOptions, StateUnavailable, connect, embedded
+from .threads import in_background
 from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
@@ -248,7 +249,7 @@ async def open_application(
         upstream, state, _, runner, cache = core
         limits = RateLimits(state.usage if state is not None else None, settings.limits)
         if limits.are_set:
-            await stack.enter_async_context(limits.renewing())
+            await stack.enter_async_context(in_background(limits.renew_streams()))
         jobs = is_working = None
         if state is not None:
             worker = create_worker(core, settings, scope) if settings.jobs.concurrency else None

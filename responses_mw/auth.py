@@ -1,13 +1,11 @@
 """Authentication: API keys, owners, and the gate before side effects.
 
 - An *API key* is issued by the operator of this server. Requests with a valid key are accepted.
-- Every stored object has an *owner*. Callers with a different owner cannot see the object. The owner is a hash of the tenant
-  named by a trusted gateway, of the API key's name, or of the credential.
+- Every stored object has an *owner*. Callers with a different owner cannot see the object.
 - A *gate* is awaited before any side effect, such as calling a tool server, running code, embedding text, or writing to Redis.
-  Every function with side effects takes the gate as a required argument, so that no function can omit the check. A request's
-  gate is `Upstream.verify` for its caller. The gate returns at once if the caller has an API key, if the upstream has already
-  accepted this request, or if it has recently accepted the same credential. Otherwise the gate asks the upstream. It raises
-  `Unauthorized` if the upstream refuses the caller, and `UpstreamError` if the upstream does not give a clear answer.
+  It is a required argument of each function with side effects, so that no function can omit the check. A request's gate is
+  `Upstream.verify` for its caller. It raises `Unauthorized` if the upstream refuses the caller, and `UpstreamError` if the
+  upstream does not give a clear answer.
 """
 
 from __future__ import annotations
@@ -30,28 +28,29 @@ Gate: TypeAlias = Callable[[], Awaitable[None]]
 
 ANONYMOUS = "anonymous"
 CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
-"""The header that tells the sandbox who owns a container. Clients cannot set this header."""
+"""The header that names the owner of a container to the sandbox. Clients cannot set this header."""
 
 API_KEY = "responses_mw.api_key"
-"""The key in an ASGI scope under which the name of the caller's API key is stored."""
+"""The key in an ASGI scope under which `APIKeyMiddleware` stores the name of an accepted API key."""
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 
 
 class InvalidKeys(StartupError, ValueError):
-    """The API keys cannot be read. The message gives the reason but quotes no line, because a line may contain a plain key."""
+    """The API keys cannot be read. The message quotes no line, because a line may contain a plain key."""
 
 
 class APIKeys:
     """The names and hashes of the API keys.
 
-    A line is `name:sha256:<SHA-256 of the key in hexadecimal>`. Empty lines and lines that start with `#` are skipped. Lines
-    with the same name belong to one owner, so that a key can be replaced. Keys must be random and at least 32 characters long,
-    because anyone who obtains the hashes can test guesses cheaply.
+    Keys must be random and at least 32 characters long, because anyone who obtains the hashes can test guesses cheaply.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Parse `lines`. Raises `InvalidKeys` if a line is malformed."""
+        """Parse lines of the form `name:sha256:<SHA-256 of the key in hexadecimal>`, empty lines and comments (`#`).
+
+        Lines with the same name belong to one owner, so that a key can be replaced. Raises `InvalidKeys` for other lines.
+        """
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
             text = line.strip()
@@ -69,38 +68,29 @@ class APIKeys:
         Raises `InvalidKeys` if a file cannot be read, a line is malformed, all lines are empty or comments, or
         `auth.tenant_keys` contains an unknown name.
         """
-        given = settings.api_keys
-        keys = cls(line for entry in given for line in _read_lines(entry)) if given else None
-        if keys is not None and not keys.names:
+        keys = cls(line for entry in settings.api_keys for line in _read_lines(entry))
+        if settings.api_keys and not keys.names:
             raise InvalidKeys("auth.api_keys contains no keys: every request would be refused")
-        unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
-        if unknown:
+        if unknown := set(settings.tenant_keys) - keys.names:
             raise InvalidKeys(f"auth.tenant_keys contains names of unknown API keys: {', '.join(sorted(unknown))}")
-        return keys
+        return keys if keys.names else None
 
     @property
     def names(self) -> set[str]:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """Return the name of the key in an `Authorization` header, or None if the key is unknown.
-
-        Hashes are compared in constant time.
-        """
+        """Return the name of the key in an `Authorization` header, or None if the key is unknown."""
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
-        for known, name in self._hashes:
+        for known, name in self._hashes:  # every hash is compared in constant time
             if hmac.compare_digest(known, given):
                 found = name
         return found if scheme.lower() == "bearer" else None
 
 
 def _read_lines(entry: str) -> list[str]:
-    """Return the lines of the file if `entry` is `@path`, or else `entry` as the only line.
-
-    Raises `InvalidKeys` if the file cannot be read.
-    """
     if not entry.startswith("@"):
         return [entry]
     try:
@@ -109,25 +99,14 @@ def _read_lines(entry: str) -> list[str]:
         raise InvalidKeys(f"auth.api_keys: the file cannot be read: {type(error).__name__}") from None
 
 
-def has_key(scope: Any) -> bool:
-    """Return whether `APIKeyMiddleware` has accepted an API key for the request with this ASGI `scope`."""
-    return API_KEY in scope
-
-
-def key_in(scope: Any) -> str:
-    """Return the name of the API key of the request with this ASGI `scope`, or "" if the request has no API key."""
-    return str(scope.get(API_KEY, ""))
-
-
 def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 
-    The owner is a hash of the first of these that applies: the tenant in the header `auth.tenant_header`, which is set by a
-    trusted gateway; the API key's name; the credential. A caller who changes the credential becomes a different owner. Without
-    any of these, the owner is `ANONYMOUS`.
+    The owner is a hash of the tenant, which a trusted gateway sends in `auth.tenant_header`, if this header is configured; or
+    else of the API key's name; or else of the credential. A request without a credential has the owner `ANONYMOUS`.
 
-    Raises `BadRequest` if the tenant is missing, empty or sent more than once. Without a tenant, all users of the gateway would
-    share one owner. Raises `Forbidden` if the request names a tenant but its API key is not in `auth.tenant_keys`.
+    Raises `BadRequest` if the tenant is missing, empty or sent more than once, and `Forbidden` if the request names a tenant
+    but its API key is not in `auth.tenant_keys`.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
@@ -143,13 +122,8 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
 
 
 def _tenant(headers: Headers, name: str) -> str:
-    """Return the tenant in the header `name`.
-
-    Raises `BadRequest` if the header is missing, empty or sent more than once. A second value may be forged by the gateway's
-    client.
-    """
     values = headers.getlist(name)
-    if len(values) == 1 and values[0].strip():
+    if len(values) == 1 and values[0].strip():  # the gateway's client may have forged a second value
         return values[0]
     fault = "is sent more than once" if len(values) > 1 else "is empty" if values else "is missing"
     raise BadRequest(f"The header '{name}', which names the tenant, {fault}.", param=name, code="invalid_tenant_header")
@@ -160,11 +134,10 @@ def _hash(kind: str, value: str) -> str:
 
 
 def _canonical(authorization: str) -> str:
-    """Normalize the case of the scheme and the spaces before the credential."""
     scheme, _, credential = authorization.strip().partition(" ")
     return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # a single word is the credential itself
 
 
 def container_owner(owner: str) -> str:
-    """Return a hash of `owner` for the sandbox, because an owner may contain characters that a header must not contain."""
-    return sha256(f"container\0{owner}".encode(errors="surrogatepass")).hexdigest()[:32]
+    """Return a hash of `owner` for `CONTAINER_OWNER_HEADER`, because the sandbox need not know the owner."""
+    return _hash("container", owner)

@@ -1,4 +1,4 @@
-"""A thread pool for large messages, so that one request does not block the event loop for all other requests.
+"""Background tasks, and a thread pool for large messages.
 
 While a thread runs Python code, compression or hashing, the event loop gets the GIL every few milliseconds. A single call into
 C that holds the GIL still blocks the event loop. For example, decoding or encoding 32 MiB of JSON takes about 100 ms.
@@ -7,18 +7,18 @@ C that holds the GIL still blocks the event loop. For example, decoding or encod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import cache
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_INLINE_BYTES = 256 * 1024
 """Maximum size in bytes of data that is processed on the event loop. Processing this much JSON takes a few milliseconds."""
-_THREADS = 2
 
 
 async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -34,8 +34,17 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Return the thread pool, which is created on the first call.
+    # More than two threads would only contend for the GIL. asyncio's default pool is left to DNS lookups.
+    return ThreadPoolExecutor(2, thread_name_prefix="responses-mw")
 
-    The pool is small, because more threads would only contend for the GIL. asyncio's default pool is left to DNS lookups.
-    """
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="responses-mw")
+
+@asynccontextmanager
+async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run each coroutine in a task until the context exits. Exceptions of the tasks are discarded."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

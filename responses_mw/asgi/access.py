@@ -1,20 +1,12 @@
-"""Access control: API keys, origins of web pages, and rate limits.
-
-An owner's rate of requests, open streams and unfinished background responses are counted in Redis, so that the limits apply
-across all replicas.
-
-1. If Redis is unavailable, all requests are accepted. A metric counts the requests that were not checked.
-2. A stream is counted while it is open. The replica that serves the stream renews its entry regularly. If the replica is lost,
-   the entry expires `STREAM_COUNTS` seconds after the last renewal.
-3. A background response is counted until it ends, but for at most `JOB_COUNTS` seconds.
-"""
+"""Access control: API keys, origins of web pages, and rate limits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -24,7 +16,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth import API_KEY, APIKeys, Gate, key_in
+from ..auth import API_KEY, APIKeys, Gate
 from ..errors import Forbidden, RateLimited, Unauthorized
 from ..ids import random_part
 from ..settings import LimitSettings
@@ -37,16 +29,14 @@ from .telemetry import add_headers, websocket_request_span
 
 logger = logging.getLogger(__name__)
 
-STREAM_COUNTS = 60.0
-JOB_COUNTS = 3600.0
-
+_STREAM_EXPIRY = 60.0
+_COUNTED: dict[Kind, tuple[str, float, int]] = {
+    "streams": ("open streams", _STREAM_EXPIRY, 1),
+    "background": ("unfinished background responses", 3600.0, 5),
+}
+"""The name in error messages, the time to live in seconds, and the number of seconds after which to retry."""
 _LIMITS, _STREAMS = "responses_mw.limits", "responses_mw.streams"
 """Keys in an ASGI scope. Their values are the limits, and the owner and the name of each stream counted for the request."""
-_REFUSED: dict[Kind, tuple[str, int]] = {"streams": ("open streams", 1), "background": ("unfinished background responses", 5)}
-"""The objects counted, for the error message, and the number of seconds after which to retry."""
-
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
 _REFUSAL = ErrorResponse(
     Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )
@@ -59,7 +49,7 @@ class APIKeyMiddleware:
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """`upstream_key` replaces the API key in the request's headers. Set it if `app` forwards the headers unchanged."""
+        """`upstream_key` replaces the API key in the request's headers. It is needed if `app` forwards all headers."""
         self._app = app
         self._keys = keys
         self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
@@ -79,27 +69,21 @@ class APIKeyMiddleware:
 
 
 class Origins:
-    """Check of the origin of web pages that send requests with side effects.
+    """The web pages whose requests with side effects are accepted.
 
-    Any web page can make a browser send a POST request to any address. The browser names the page's origin in `Origin` or
-    describes it in `Sec-Fetch-Site`. The check matters if the upstream requires no credential. These requests are accepted:
-
-    - requests without these headers;
-    - requests from pages of our own host, and from pages whose origin is in `allowed`;
-    - requests with `Sec-Fetch-Site: same-origin`, which a page cannot set, and which is still correct behind a proxy that
-      rewrites `Host`.
-
-    `Origin: null`, which browsers send for sandboxed frames and local files, is accepted only if it is in `allowed`. The check
-    does not protect against DNS rebinding, in which the attacker's host name resolves to our address.
+    Any web page can make a browser send a POST request to any address, which matters if the upstream requires no credential.
+    Accepted are requests without `Origin` and `Sec-Fetch-Site`, requests from pages of our own host, and requests from pages
+    whose origin is in `allowed`. There is no protection against DNS rebinding.
     """
 
-    def __init__(self, allowed: Sequence[str]) -> None:
-        """`allowed` are origins such as `https://example.com`, or `*` for all origins."""
+    def __init__(self, allowed: Iterable[str]) -> None:
+        """`allowed` are origins such as `https://example.com` or `null` (sandboxed frames, local files), or `*` for all."""
         self._allowed = frozenset(allowed)
 
     def check(self, headers: Headers) -> None:
         """Raise `Forbidden` if the request with these `headers` is from a page whose origin is not allowed."""
         site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
+        # A page cannot set Sec-Fetch-Site, which stays correct behind a proxy that rewrites Host.
         if not (site or origins) or "*" in self._allowed or site == "same-origin":
             return
         own = headers.get("host", "").lower()
@@ -109,7 +93,6 @@ class Origins:
 
 
 def _host(origin: str) -> str | None:
-    """Return the host and port of `origin`, or None if the origin has no host."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -120,9 +103,11 @@ def _host(origin: str) -> str | None:
 
 
 class RateLimits:
-    """The rate limits of owners, and the open streams of this process. If `usage` is None, nothing is limited.
+    """The limits of each owner's rate of requests, open streams and unfinished background responses.
 
-    The `gate` is awaited before anything is counted, so that requests with invalid credentials write nothing to Redis.
+    Redis counts for all replicas. If Redis is unavailable, all requests are accepted, and a metric counts the unchecked
+    requests. If `usage` is None, nothing is limited. The `gate` is awaited before anything is counted.
+
     `request`, `stream` and `background` raise `RateLimited` if the owner is over a limit, and the errors of the gate.
     """
 
@@ -130,18 +115,16 @@ class RateLimits:
         self._per_minute = settings.requests_per_minute
         self._maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
         self._usage = usage
-        self._open: dict[str, set[str]] = {}
+        self._open: defaultdict[str, set[str]] = defaultdict(set)  # names of this process's streams, by owner
         self.are_set = bool(self._per_minute or settings.streams or settings.background)
         if usage is None and self.are_set:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     async def request(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Check the owner's rate of requests, including this request, and add `x-ratelimit-*` headers to the HTTP response."""
-        if not self.are_set:
-            return
-        await gate()
+        """Count a request, check the owner's rate, and add `x-ratelimit-*` headers to the HTTP response."""
         if not self._per_minute or self._usage is None:
             return
+        await gate()
         try:
             rate = await self._usage.request(owner, self._per_minute)
         except StateUnavailable:
@@ -161,16 +144,11 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Add a stream to the owner's open streams until the request with this `scope` has ended.
-
-        Only one stream is counted per request.
-        """
-        if self.are_set and not scope[_STREAMS]:
-            await gate()
-            name = random_part()
-            if await self._enter("streams", owner, name):
-                scope[_STREAMS].append((owner, name))
-                self._open.setdefault(owner, set()).add(name)
+        """Count an open stream until the request with this `scope` has ended."""
+        name = random_part()
+        if await self._enter("streams", owner, name, gate):
+            scope[_STREAMS].append((owner, name))
+            self._open[owner].add(name)
 
     async def end_stream(self, owner: str, name: str) -> None:
         """Remove the stream `name` from the owner's open streams."""
@@ -181,12 +159,11 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Add a background response, which is created in the `with` block, to the owner's unfinished background responses.
+        """Count the background response that is created in the `with` block, unless the block raises an exception.
 
-        If the block raises an exception, the response is removed again.
+        The response is counted until it ends, but for at most an hour.
         """
-        await gate()
-        is_counted = await self._enter("background", owner, response_id)
+        is_counted = await self._enter("background", owner, response_id, gate)
         try:
             yield
         except BaseException:
@@ -194,15 +171,13 @@ class RateLimits:
                 await self._leave("background", owner, response_id)
             raise
 
-    async def _enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Add the entry `name` of a stream or a background response to Redis, and return true.
-
-        Return false if there is no limit or Redis is unavailable. Raises `RateLimited` if the owner has reached the limit.
-        """
+    async def _enter(self, kind: Kind, owner: str, name: str, gate: Gate) -> bool:
+        """Add an entry to Redis, and return whether it was added. It is not added without a limit or without Redis."""
         maximum = self._maximums[kind]
         if not maximum or self._usage is None:
             return False
-        seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
+        await gate()
+        noun, seconds, retry_after = _COUNTED[kind]
         try:
             entered = await self._usage.enter(kind, owner, name, maximum=maximum, seconds=seconds)
         except StateUnavailable:
@@ -210,42 +185,31 @@ class RateLimits:
             return False
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
-            noun, retry_after = _REFUSED[kind]
             message = f"Limit reached: {maximum} {noun}. Please try again when one has ended."
             rates = {f"x-ratelimit-limit-{kind}": str(maximum), f"x-ratelimit-remaining-{kind}": "0"}
             raise RateLimited(message, retry_after=retry_after, headers=rates)
         return True
 
     async def _leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Remove the entry `name` from Redis. If Redis is unavailable, the entry expires later."""
         assert self._usage is not None
-        with suppress(StateUnavailable), anyio.CancelScope(shield=True):
+        with suppress(StateUnavailable), anyio.CancelScope(shield=True):  # without Redis, the entry expires later
             await self._usage.leave(kind, owner, name)
 
-    @asynccontextmanager
-    async def renewing(self) -> AsyncIterator[None]:
-        """Renew the entries of open streams in Redis until the context exits."""
-        task = asyncio.create_task(self._renew())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _renew(self) -> None:
+    async def renew_streams(self) -> None:
+        """Renew the entries of this process's open streams periodically. The entries of a lost replica expire."""
         while True:
-            await asyncio.sleep(STREAM_COUNTS / 3)
+            await asyncio.sleep(_STREAM_EXPIRY / 3)
             names = {owner: list(some) for owner, some in self._open.items()}
             if names and self._usage is not None:
                 with suppress(StateUnavailable):
-                    await self._usage.renew("streams", names, STREAM_COUNTS)
+                    await self._usage.renew("streams", names, _STREAM_EXPIRY)
 
 
 _UNLIMITED = RateLimits(None, LimitSettings())
 
 
 class RateLimitMiddleware:
-    """ASGI middleware that makes `limits` available to `app` through `limits_of`, and ends a request's streams with it."""
+    """ASGI middleware that provides `limits` to `limits_of`, and removes a request's streams when the request ends."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app
@@ -273,7 +237,7 @@ async def admitted(scope: Scope, verify: Callable[[Caller], Awaitable[None]], ca
     The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` if the owner is over
     the limit, and the errors of `verify`.
     """
-    with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
+    with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
         await verify(caller)
         await limits_of(scope).request(scope, caller.owner, partial(verify, caller))
         yield

@@ -1,11 +1,6 @@
-"""The admin port, which is separate from the public port and serves `/livez`, `/readyz`, `/metrics` and `/usage`.
+"""The admin port, which serves `/livez`, `/readyz`, `/metrics` and `/usage`, and periodic measurements.
 
-`/livez` returns 200 while the event loop runs. `/readyz` runs all checks and returns 503 if a required check fails, so that
-load balancers skip the replica. The checks of the replica itself and of Redis's configuration are always required. An outage of
-Redis or of the upstream affects all replicas, so these checks are required only by `/readyz?require=redis,upstream`. The
-`warnings` in the response are for the operator.
-
-The admin port requires no credential. Its responses never contain text from requests.
+The admin port requires no credential, so its responses never contain text from requests.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import partial
@@ -33,6 +28,7 @@ from ..state import State, StateUnavailable, server_group
 from ..telemetry.instruments import exposition, is_shared
 from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
 from ..telemetry.tracing import is_measuring
+from ..threads import in_background
 from ..upstream import Caller, Upstream
 from .http_responses import JSONResponse
 
@@ -47,7 +43,7 @@ LAG_INTERVAL = 0.5
 
 
 class Finding(NamedTuple):
-    """The result of a check. `fault` and `warnings` are short sentences."""
+    """The result of a check. `fault` and `warnings` are short sentences for the operator."""
 
     fault: str = ""
     """The reason why the check failed, or "" if it succeeded."""
@@ -63,10 +59,7 @@ class Admin:
     """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` maps names, such as `redis`, to checks. `state` provides the usage by owner.
-
-        `state` is None if the server has no stored state.
-        """
+        """`checks` are the readiness checks by name. `state` provides the usage of owners, if the server has stored state."""
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()
@@ -94,7 +87,7 @@ class Admin:
         return PlainTextResponse("not found: use /livez, /readyz, /metrics or /usage\n", 404)
 
     async def _usage(self, query: list[tuple[str, str]]) -> Response:
-        """Return the usage of all owners on the day in `query`, by default today (UTC)."""
+        """Respond with the usage of all owners on the day in `query`, by default today (UTC)."""
         try:
             [(name, value)] = query or [("day", datetime.now(UTC).date().isoformat())]
             day = date.fromisoformat(value)
@@ -112,24 +105,21 @@ class Admin:
         return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
     async def _ready(self, query: list[tuple[str, str]]) -> Response:
+        """Run all checks. Respond with a 503, so that load balancers skip the replica, if a required check fails.
+
+        An outage of Redis or of the upstream affects all replicas, so only `?require=redis,upstream` makes these checks
+        required. However, if this process has never reached Redis, Redis is required, because its URL may be wrong.
+        """
         required = {name for _, value in query for name in value.split(",")}
         if any(name != "require" for name, _ in query) or not required <= self._checks.keys():
             return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
         found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
         self._reached.update(name for name, finding in found.items() if not finding.fault)
-        ready = not any(self._blocks(name, finding, required) for name, finding in found.items())
+        shared = {"upstream", *(name for name, finding in found.items() if finding.away and name in self._reached)}
+        ready = not any(finding.fault and (name in required or name not in shared) for name, finding in found.items())
         results = {name: finding.fault or "ok" for name, finding in found.items()}
         warnings = [warning for finding in found.values() for warning in finding.warnings]
         return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
-
-    def _blocks(self, name: str, finding: Finding, required: set[str]) -> bool:
-        """Return whether a finding makes the replica unready.
-
-        An outage of the upstream or of Redis does so only if the check is in `required`. However, a Redis that this process has
-        never reached makes the replica unready, because its URL may be wrong.
-        """
-        is_shared_fault = name == "upstream" or (finding.away and name in self._reached)
-        return bool(finding.fault) and (name in required or not is_shared_fault)
 
 
 async def _finding(check: Check) -> Finding:
@@ -152,11 +142,10 @@ def checks(
     drain: Drain | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> dict[str, Check]:
-    """Return the replica's health checks by name.
+    """Return the checks of the upstream, `redis`, the `worker` and the HTTP `server`.
 
-    The upstream is always checked, Redis if there is a `state`, the worker if there is an `is_working`, and the HTTP server if
-    there is a `drain`. `is_working` returns whether the worker is claiming jobs, and `is_listening` whether the HTTP server
-    accepts connections.
+    A check is omitted if `state`, `is_working` or `drain` is None. `is_working` returns whether the worker is claiming jobs,
+    and `is_listening` whether the HTTP server accepts connections.
     """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
@@ -179,13 +168,9 @@ async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
 
 
 async def _check_upstream(upstream: Upstream) -> Finding:
-    """Request the upstream's models, with `upstream.api_key` if it is set.
-
-    The check fails only if the status is 502, 503 or 504, because an upstream that refuses the credential is available.
-    """
     try:
         await upstream.models(Caller())
-    except UpstreamError as error:
+    except UpstreamError as error:  # an upstream that refuses the credential is available
         return Finding(error.message if error.status in (502, 503, 504) else "")
     return Finding()
 
@@ -198,21 +183,14 @@ async def _check_state(state: State) -> Finding:
 # -- measurements --------------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def monitoring(state: State | None, check_upstream: Check | None) -> AsyncIterator[None]:
+def monitoring(state: State | None, check_upstream: Check | None) -> AbstractAsyncContextManager[None]:
     """Record metrics of the queue, Redis's memory, the upstream and the event loop periodically until the context exits."""
     measuring = [_measure_lag()]
     if state is not None:
         measuring.append(_measure_state(state))
     if check_upstream is not None:
         measuring.append(_measure_upstream(check_upstream))
-    tasks = [asyncio.create_task(each) for each in measuring]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return in_background(*measuring)
 
 
 async def _measure_state(state: State) -> None:
@@ -234,7 +212,7 @@ async def _measure_upstream(check: Check) -> None:
 
 
 async def _measure_lag() -> None:
-    """Record how late a timer fires. All other tasks of this process are delayed by the same time."""
+    """Record how late a timer fires, because every other task of this process is delayed by the same time."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL
@@ -247,10 +225,10 @@ async def _measure_lag() -> None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port until the context exits, if the port is configured.
+    """Serve the admin port, if it is configured, until the context exits.
 
-    If metrics are exposed, by the admin port or by OpenTelemetry, also record periodic metrics. Raises `StartupError` if the
-    port cannot be opened.
+    Periodic metrics are recorded if the admin port or OpenTelemetry exports them. Raises `StartupError` if the port cannot be
+    opened.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
@@ -262,11 +240,8 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port, or return None if another process of the same server uses it.
-
-    Processes that share their metrics also share the port, because each of them can serve the metrics of all. Raises
-    `StartupError` if the port cannot be opened for another reason.
-    """
+    """Open the port, or return None if another process of the same server has opened the port. Raises `StartupError`."""
+    # Each process that shares its metrics can serve the metrics of all processes, so these processes also share the port.
     shares = server_group() is not None and is_shared()
     try:
         return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
@@ -280,16 +255,12 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
 @asynccontextmanager
 async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve `admin` in this event loop until the context exits.
-
-    Signals and logging are left to the server of the public port.
-    """
     import uvicorn
 
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield
+            yield  # signals are left to the server of the public port
 
     options: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "access_log": False, "server_header": False}
     server = Server(uvicorn.Config(admin, timeout_graceful_shutdown=1, **options))

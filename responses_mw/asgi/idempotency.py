@@ -1,6 +1,6 @@
-"""Idempotent requests with an `Idempotency-Key` header (draft-ietf-httpapi-idempotency-key-header).
+"""Idempotent creates. A request that repeats an `Idempotency-Key` gets the response to the first request with the key.
 
-A request that repeats the key gets the response to the first request with the key.
+The header is defined by draft-ietf-httpapi-idempotency-key-header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..protocol.response.events import TERMINAL, Event, events_of
 from ..state import Missing, Reservation, State, StateUnavailable, Stored
 from ..state.idempotency import LEASE
 from ..telemetry.context import annotate
-from ..threads import by_size
+from ..threads import by_size, in_background
 from ..upstream import Caller
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 async def once(
     headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the `OnceOnly` for a request, or None if `headers` contain no `Idempotency-Key`.
-
-    `body` is the decoded body, and `parsed` is the request parsed from it. `gate` is called before the key is looked up.
+    """Return the guard of a request with the decoded `body`, or None if `headers` contain no `Idempotency-Key`.
 
     Raises `BadRequest` if the key is invalid, if the request sets `store: false`, or if `state` is None.
     """
@@ -71,11 +69,10 @@ class OnceOnly:
     _may_exist: bool = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
-        """Return the response that has been created with the key. If there is none, reserve the key and return None.
+        """Return the response that has been created with the key, or reserve the key and return None.
 
-        If another request is creating the response, wait until it has ended if `wait` is true. Raises `Conflict` if another
-        request is creating the response and `wait` is false, `BadRequest` if the key was used with another body, `Missing` if
-        the response has been deleted, and the errors of the gate.
+        While another request is creating the response, wait if `wait` is true, or else raise `Conflict`. Raises `BadRequest` if
+        the key was used with another body, `Missing` if the response has been deleted, and the errors of the gate.
         """
         await self.gate()
         pause = _MIN_PAUSE
@@ -101,7 +98,7 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of a foreground run, or those of the response that has already been created with the key.
+        """Yield the events of a foreground run, or the events of the response that has already been created with the key.
 
         `batches` are the events of the run, which starts only if the key is unused. Raises the errors of `earlier`.
         """
@@ -123,26 +120,20 @@ class OnceOnly:
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Renew the key's lease during the `with` block, in which the response is created.
-
-        If the block raises an exception, release the key. Keep the key, however, if the response may have been stored and the
-        exception is a cancellation or `StateUnavailable`.
-        """
-        renewing = asyncio.create_task(self._renew())
-        try:
-            yield
-        except BaseException as error:
-            if not (self._may_exist and isinstance(error, StateUnavailable | GeneratorExit | asyncio.CancelledError)):
-                await self._release()
-            raise
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+        """Renew the key's lease during the `with` block, which creates the response. If the block fails, release the key."""
+        async with in_background(self._renew()):
+            try:
+                yield
+            except BaseException as error:
+                # After these errors, the response may be stored, so that a repeated request must not create another one.
+                if not (self._may_exist and isinstance(error, StateUnavailable | GeneratorExit | asyncio.CancelledError)):
+                    await self._release()
+                raise
 
     async def name(self, response_id: str) -> None:
         """Record the id of a background response that is about to be created.
 
-        Raises `Conflict` if the key's lease has expired and another request has reserved the key.
+        Raises `Conflict` if the lease has expired and another request has reserved the key.
         """
         if not await self.reservation.name(response_id):
             message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
@@ -150,7 +141,7 @@ class OnceOnly:
         self._may_exist = True
 
     async def complete(self, response_id: str) -> None:
-        """Record that the response is complete, so that repeated requests get it. If Redis is unavailable, log a warning."""
+        """Record that the response is complete, so that repeated requests get this response."""
         self._may_exist = True
         try:
             await self.reservation.complete(response_id)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive
 
-from ..auth import has_key, key_in, owner_in
+from ..auth import API_KEY, owner_in
 from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge, Unavailable
@@ -132,10 +132,10 @@ class Reader:
             if raw in self._forwarded:
                 name = raw.decode()
                 headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
-        owner = owner_in(request.scope, self._auth)
-        annotate(owner=owner, key=key_in(request.scope))
-        standing = Standing(is_known=has_key(request.scope), is_accepted=has_key(request.scope))
-        return Caller(owner, headers, request.scope.get(HOST_SCOPE, request.scope), standing)
+        scope = request.scope
+        owner = owner_in(scope, self._auth)
+        annotate(owner=owner, key=scope.get(API_KEY, ""))
+        return Caller(owner, headers, scope.get(HOST_SCOPE, scope), Standing(API_KEY in scope, API_KEY in scope))
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Read and decode the body, and return the result of `parse(body, size)`. `size` is the body's size in bytes.

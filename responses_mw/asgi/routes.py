@@ -31,7 +31,7 @@ from ..state import State
 from ..telemetry.context import annotate
 from ..upstream import Upstream
 from ..version import VERSION
-from .access import SAFE_METHODS, Origins
+from .access import Origins
 from .conversations import MAX_NEW_ITEMS, ConversationRoutes
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
 from .requests import DEFAULT_LIMIT, HOST_SCOPE, MAX_LIMIT, Reader
@@ -207,7 +207,7 @@ class _Resource:
 
     async def _respond(self, request: Request) -> ASGIApp:
         method = request.method
-        if method not in SAFE_METHODS:
+        if method not in ("GET", "HEAD", "OPTIONS"):
             self.origins.check(request.headers)
         endpoint = self.endpoints.get(method)
         if endpoint is None:

@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias
 from ..ids import random_part
 from ..lua import load
 from ..telemetry.metrics import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
+from ..threads import in_background
 from .client import Call, Client, Value
 from .errors import Damaged, StateUnavailable
 
@@ -96,12 +97,10 @@ class Ledger:
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
         """Record this process's usage every `INTERVAL` seconds, and once more on exit. Failures are logged."""
-        task = asyncio.create_task(self._record())
         try:
-            yield
+            async with in_background(self._record()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             try:
                 await self.flush()
             except StateUnavailable as error:
