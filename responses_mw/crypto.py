@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["InvalidEnvelope", "Sealer"]
-
 logger = logging.getLogger(__name__)
 
 _SCHEME = "rmw1"
@@ -41,13 +39,12 @@ class InvalidEnvelope(ValueError):
 
 
 class Sealer:
-    """Encrypts and signs data with keys that are derived from secrets."""
+    """Encryption and signatures with keys that are derived from secrets."""
 
     def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
-        """`secret_keys` are secrets of at least 32 characters; the first one is used to seal and sign.
+        """`secret_keys` are secrets of at least 32 characters. The first one is used to seal and sign.
 
-        If `secret_keys` is empty, `default` is used as the only secret, so that the processes of one server can share it. If
-        `default` is also None, the secret is random.
+        If `secret_keys` is empty, the only secret is `default`, which the processes of one server share, or else random.
         """
         self.is_shared = bool(secret_keys)
         if not secret_keys:
@@ -58,11 +55,11 @@ class Sealer:
 
     @property
     def key_ids(self) -> list[str]:
-        """The ids of the keys. The id of the key that seals and signs comes first. The ids reveal nothing about the keys."""
+        """The ids of the keys, beginning with the key that seals and signs. The ids reveal nothing about the keys."""
         return list(self._keys)
 
     def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
-        """Encrypt `data` for `purpose` and `owner`, and return the envelope."""
+        """Encrypt `data` and return the envelope."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         sealed = nonce + self._keys[self._first].cipher.encrypt(nonce, data, _associated(purpose, owner))
         return f"{_SCHEME}.{self._first}.{base64.urlsafe_b64encode(sealed).decode()}"
@@ -84,11 +81,11 @@ class Sealer:
             raise InvalidEnvelope("the envelope is damaged, or for another owner or purpose") from None
 
     def sign(self, data: bytes, *, purpose: str, owner: str) -> str:
-        """Return a signature of `data` for `purpose` and `owner`. The signature is deterministic."""
+        """Return a signature of `data`. The signature is deterministic."""
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Return whether `signature` is valid for `data`, `purpose` and `owner` under any of the keys."""
+        """Return whether `signature` was made with any of the keys for the same `data`, `purpose` and `owner`."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False
@@ -100,13 +97,10 @@ class Sealer:
 
 
 def _derive(secret: str) -> tuple[str, _Key]:
-    """Derive the encryption and signing keys from `secret`. Return their id and the keys."""
-    material = _expand(secret, 36, b"responses_mw sealing")
-    return material[32:].hex(), _Key(AESGCM(material[:32]), _expand(secret, 32, b"responses_mw signing"))
-
-
-def _expand(secret: str, length: int, info: bytes) -> bytes:
-    return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(secret.encode())
+    """Return the id of the keys that are derived from `secret`, and the keys."""
+    sealing = HKDF(algorithm=SHA256(), length=36, salt=None, info=b"responses_mw sealing").derive(secret.encode())
+    signing = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"responses_mw signing").derive(secret.encode())
+    return sealing[32:].hex(), _Key(AESGCM(sealing[:32]), signing)
 
 
 def _associated(purpose: str, owner: str) -> bytes:

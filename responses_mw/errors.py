@@ -5,17 +5,17 @@ APIError                        an HTTP status and the error body that OpenAI do
 │   ├── NotSupported            400  the request is valid, but this server or its upstream does not support it
 │   └── TooLarge                413  a body, list or nesting beyond its limit
 ├── Unauthorized                401  the credential is missing or refused
-├── Forbidden                   403  the request is from a page of another origin, or its API key may not name a tenant
+├── Forbidden                   403  the origin of the page is not allowed, or the API key may not name a tenant
 ├── NotFound                    404  the owner has no such object, or the path is unknown
 ├── MethodNotAllowed            405  the path does not support the method
 ├── RequestTimeout              408  the client stopped sending its request
 ├── Conflict                    409  another request with the same idempotency key is in progress
 ├── UpgradeRequired             426  the server does not accept WebSockets
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
-├── WorkerLost                  500  the worker of a background response was lost, and no other can continue the response
-├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
+├── WorkerLost                  500  the worker of a background response was lost, and no other worker can continue it
+├── Unavailable                 503  a service that the request needs is temporarily unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or did not answer
-    ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection before it answered
+    ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection without an answer
     ├── UpstreamBrokeOff        502  the upstream's answer ended before it was complete
     └── UpstreamTimeout         504  the upstream did not answer in time
 """
@@ -30,10 +30,9 @@ class StartupError(RuntimeError):
 
 
 class APIError(Exception):
-    """An error with an HTTP `status` and the members of OpenAI's error object.
+    """An error with an HTTP `status`, response `headers`, and the members of OpenAI's error object.
 
-    `param` is the path of the invalid value in the request, such as `input[3].content[0].type`. `headers` are added to the
-    response.
+    `param` is the path of the invalid value in the request, such as `input[3].content[0].type`.
     """
 
     status: int = 500
@@ -61,9 +60,12 @@ class APIError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-class BadRequest(APIError):
-    status = 400
+class _RequestError(APIError):
     type = "invalid_request_error"
+
+
+class BadRequest(_RequestError):
+    status = 400
 
 
 class NotSupported(BadRequest):
@@ -75,55 +77,41 @@ class TooLarge(BadRequest):
     default_code = "request_too_large"
 
 
-class Unauthorized(APIError):
+class Unauthorized(_RequestError):
     status = 401
-    type = "invalid_request_error"
     default_code = "invalid_api_key"
 
 
-class Forbidden(APIError):
+class Forbidden(_RequestError):
     status = 403
-    type = "invalid_request_error"
 
 
-class NotFound(APIError):
+class NotFound(_RequestError):
     status = 404
-    type = "invalid_request_error"
 
 
-class MethodNotAllowed(APIError):
+class MethodNotAllowed(_RequestError):
     status = 405
-    type = "invalid_request_error"
     default_code = "method_not_allowed"
 
 
-class RequestTimeout(APIError):
-    """The client stopped sending its request.
-
-    The connection is closed, because the server cannot tell where the next request would start.
-    """
-
+class RequestTimeout(_RequestError):
     status = 408
-    type = "invalid_request_error"
     default_code = "request_timeout"
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"connection": "close"})
+        super().__init__(message, headers={"connection": "close"})  # where the next request would start is unknown
 
 
-class Conflict(APIError):
-    """Another request with the same idempotency key is in progress. The client may retry."""
-
+class Conflict(_RequestError):
     status = 409
-    type = "invalid_request_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param=param, code=code, headers={"retry-after": "1"})
 
 
-class UpgradeRequired(APIError):
+class UpgradeRequired(_RequestError):
     status = 426
-    type = "invalid_request_error"
     default_code = "websocket_not_supported"
 
 
@@ -149,14 +137,12 @@ class Unavailable(APIError):
 
 
 class WorkerLost(APIError):
-    """The worker of a background response was lost, and no other worker can continue the response."""
-
     def __init__(self) -> None:
         super().__init__("The server that was making this response was lost before the response was complete.")
 
 
 class UpstreamError(APIError):
-    """An error of the upstream, in OpenAI's format. `status` is the HTTP status that the caller receives.
+    """An error of the upstream. `status` is the HTTP status that the caller receives.
 
     `is_overload` means that the upstream did not process the request and may accept it later, because it answered with 429, 502
     or 503, or could not be reached. `retry_after` is the number of seconds after which the upstream asked to retry, or None.
@@ -186,7 +172,7 @@ class UpstreamUnreachable(UpstreamError):
 
 
 class UpstreamBrokeOff(UpstreamError):
-    """The upstream's answer ended before it was complete."""
+    pass
 
 
 class UpstreamTimeout(UpstreamError):

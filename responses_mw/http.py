@@ -1,7 +1,6 @@
 """Checks of the framing and the size of HTTP messages, for the server and the HTTP clients.
 
-Ambiguous framing is refused. If two servers disagree about where a request ends, an attacker can hide a second request in its
-body (request smuggling; RFC 9112, section 11.2).
+Ambiguous framing is refused, because an attacker could hide a second request in the body (RFC 9112, section 11.2).
 """
 
 from __future__ import annotations
@@ -14,37 +13,20 @@ import httpx
 
 from .errors import BadRequest, MethodNotAllowed
 
-__all__ = [
-    "MAX_BODY",
-    "MAX_ERROR_BODY",
-    "BodyFraming",
-    "BodyRefused",
-    "InvalidFraming",
-    "body_framing",
-    "check_uncompressed",
-    "check_upgrade",
-    "read_body",
-    "require_bodiless_get",
-]
-
 MAX_ERROR_BODY = 1024 * 1024
 MAX_BODY = 64 * MAX_ERROR_BODY
-"""Maximum size in bytes of a response body that is read completely into memory. Legitimate bodies are far smaller."""
+"""Maximum size in bytes of a response body that is read completely into memory."""
 
-_CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
 _CLOSE = {"connection": "close"}
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not define unambiguously where the body ends.
-
-    The error's message is a clause without a full stop, for use inside a sentence.
-    """
+    """The headers do not define unambiguously where the body ends. The error's message is a clause without a full stop."""
 
 
 class BodyFraming(NamedTuple):
-    """The framing that the headers of a message announce: a `length` in bytes, or chunks, or no body."""
+    """The framing of a message: a body of `length` bytes, or a `chunked` body, or no body."""
 
     length: int | None
     chunked: bool
@@ -57,16 +39,12 @@ class BodyFraming(NamedTuple):
 def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
     """Return the framing that `headers` announce.
 
-    Raises `InvalidFraming` if there is more than one Content-Length or Transfer-Encoding, or if one of them is malformed or
-    unsupported.
+    Raises `InvalidFraming` if there is more than one Content-Length or Transfer-Encoding, if the length is malformed, or if the
+    coding is not `chunked`.
     """
-    lengths, codings = [], []
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered == b"content-length":
-            lengths.append(value)
-        elif lowered == b"transfer-encoding":
-            codings.append(value)
+    fields = [(name.lower(), value) for name, value in headers]
+    lengths = [value for name, value in fields if name == b"content-length"]
+    codings = [value for name, value in fields if name == b"transfer-encoding"]
     if len(lengths) + len(codings) > 1:
         raise InvalidFraming("there is more than one Content-Length or Transfer-Encoding")
     if codings and codings[0].lower() != b"chunked":
@@ -77,25 +55,23 @@ def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
 
 
 def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check that the request is not a CONNECT, and that a request for an upgrade is a GET without a body.
+    """Raise `MethodNotAllowed` for a CONNECT, and `BadRequest` for an upgrade request that is not a GET without a body.
 
-    The names in `headers` must be in lower case. Raises `MethodNotAllowed` for a CONNECT, and `BadRequest` for an invalid
-    request for an upgrade.
-
-    Servers based on httptools skip the body of an upgrade request. If the body arrives in a later segment, they parse the body
-    as another request. The responses to refused requests therefore close the connection.
+    The names in `headers` must be in lower case. The error response closes the connection, because servers based on httptools
+    could parse the body of an upgrade request as another request.
     """
-    fields = list(headers)
     if method == "CONNECT":
-        raise MethodNotAllowed(
-            "CONNECT is not supported.", headers={"allow": "GET, HEAD, OPTIONS, POST", "connection": "close"}
-        )
-    if _requests_upgrade(fields):
-        require_bodiless_get(method, fields)
+        raise MethodNotAllowed("CONNECT is not supported.", headers={"allow": "GET, HEAD, OPTIONS, POST", **_CLOSE})
+    fields = list(headers)
+    if any(name == b"upgrade" for name, _ in fields):
+        # Like llhttp, accept Proxy-Connection in place of Connection.
+        options = b",".join(value.lower() for name, value in fields if name in (b"connection", b"proxy-connection"))
+        if b"upgrade" in options:
+            require_bodiless_get(method, fields)
 
 
 def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check that an upgrade request is a GET without a body. Raises `BadRequest` if not."""
+    """Raise `BadRequest` unless an upgrade request is a GET without a body."""
     try:
         is_valid = method == "GET" and not body_framing(headers).has_body
     except InvalidFraming:
@@ -108,26 +84,12 @@ def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) ->
         )
 
 
-def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether the headers request an upgrade. Like llhttp, accept Proxy-Connection in place of Connection."""
-    has_upgrade, options = False, b""
-    for name, value in headers:
-        if name == b"upgrade":
-            has_upgrade = True
-        elif name in _CONNECTION_FIELDS:
-            options += value.lower() + b","
-    return has_upgrade and b"upgrade" in options
-
-
 class BodyRefused(Exception):
-    """A response body is compressed or too large. The error's message completes "The server sent ..."."""
+    """A response body is compressed or too large. The error's message is an object for "The server sent"."""
 
 
 def check_uncompressed(response: httpx.Response) -> None:
-    """Raise `BodyRefused` if the body is compressed.
-
-    Our requests never accept compression, and a small compressed body could expand without limit.
-    """
+    """Raise `BodyRefused` if the body is compressed, because a small compressed body could expand without limit."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise BodyRefused(f"a body with the content-encoding '{encoding[:32]}', which was not requested")

@@ -16,7 +16,7 @@ from itertools import count
 TAG_LENGTH = 25
 RANDOM_LENGTH = 25
 _ALPHABET = b"0123456789abcdefghijklmnopqrstuvwxyz"  # 36 ** 25 > 2 ** 128
-# Map 7 byte values to each character and discard the other 4, so that all characters are equally likely.
+# 7 byte values map to each character, and 4 byte values are discarded, so that all characters are equally likely.
 _UNBIASED = 256 - 256 % len(_ALPHABET)
 _TABLE = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
 _DISCARDED = bytes(range(_UNBIASED, 256))
@@ -40,12 +40,12 @@ def mint(prefix: str) -> str:
 
 
 class RunIds:
-    """Generator of the ids of one run: the id of its response, and an id for each item."""
+    """The id of a run's `response`, and a generator of the ids of its items."""
 
     __slots__ = ("_count", "_stem", "response")
 
     def __init__(self, tag: str | None = None, *, response: str | None = None, used: int = 0) -> None:
-        """`tag` is the tag of the parent response or of the conversation. If `tag` is None, a new tag is generated.
+        """`tag` is the tag of the parent response or of the conversation. By default, a new tag is generated.
 
         To resume a run, pass the id of its `response` and the number of item ids that have been `used`.
         """
@@ -59,5 +59,4 @@ class RunIds:
         return self._stem[-RANDOM_LENGTH:]
 
     def item(self, prefix: str) -> str:
-        """Return the id of the next item."""
         return f"{prefix}_{self._stem}{next(self._count)}"

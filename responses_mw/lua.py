@@ -1,7 +1,4 @@
-"""Loading of Lua scripts for Redis.
-
-Each script is a file in the `lua` folder of a package. The folder's `lib.lua` is prepended to every script.
-"""
+"""Loading of Lua scripts for Redis. A package's scripts are the files in its folder `lua`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ class Script(NamedTuple):
 
 
 def load(package: str, *names: str, prefix: str = "") -> list[Script]:
-    """Load `<package>/lua/<name>.lua` for each name. `prefix` is prepended to each script's name in spans."""
+    """Load `<package>/lua/<name>.lua` for each name, and prepend the folder's `lib.lua` to each script.
+
+    `prefix` is prepended to each script's name in spans.
+    """
     folder = files("responses_mw") / package / "lua"
     texts = ["\n".join((folder / f"{part}.lua").read_text() for part in ("lib", name)) for name in names]
     return [
