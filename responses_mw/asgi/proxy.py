@@ -1,13 +1,10 @@
 """A reverse proxy for all paths that are not ours.
 
 1. The path, the query, the body and the headers are forwarded unchanged, except for hop-by-hop headers (RFC 9110, section
-   7.6.1), `Host`, `Expect` and `X-Forwarded-*`.
+   7.6.1), `Host`, `Expect` and `X-Forwarded-*`. Request bodies are framed anew, and must match their `Content-Length`.
 2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
-3. When the client disconnects, the connection to the upstream is closed immediately.
-4. If the upstream's response is interrupted, the client's connection is closed without ending the body, so that the client
-   cannot mistake the response for a complete one.
-5. Request bodies are framed anew for the upstream. If a body does not match the client's `Content-Length`, the request is
-   refused. If it is already being forwarded, the connection to the upstream is closed.
+3. When one connection is closed before the exchange is complete, the other connection is closed too. The client therefore
+   cannot mistake an interrupted response for a complete one.
 """
 
 from __future__ import annotations
@@ -48,28 +45,20 @@ _DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
 _SEPARATORS = re.compile(rb"[/\\]")
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
 _MAX_DECODINGS = 3
-"""How often a path is decoded to find dot segments. No known chain of servers decodes a path as often."""
+"""Maximum number of times that a path is decoded to find dot segments. No known chain of servers decodes a path as often."""
 
 
 class ReverseProxy:
     """An ASGI application that forwards requests to `upstream`, a URL such as `http://vllm:8000` or `http://vllm:8000/base`.
 
-    `base_path`, such as `/openai`, is removed from paths that begin with it. `passable` restricts the requests that are
-    forwarded; if it is None, all methods except CONNECT and TRACE are forwarded. `client` defines the timeouts, and is closed
-    at the end of the lifespan.
+    `base_path`, such as `/openai`, is removed from paths that begin with `base_path`. `passable` restricts the forwarded
+    requests. By default, all methods except CONNECT and TRACE are forwarded. `client` is closed at the end of the lifespan.
 
-    The main errors have these statuses: 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the
-    client stops sending its body, 400 for invalid framing, 501 for a WebSocket. If the upstream's response is interrupted, an
-    `UpstreamError` is raised, so that the server closes the client's connection without ending the body.
+    Raises `UpstreamError` if the upstream's response is interrupted, so that the server closes the client's connection.
     """
 
     def __init__(
-        self,
-        client: httpx.AsyncClient,
-        upstream: str,
-        base_path: str = "",
-        *,
-        passable: PassablePaths | None = None,
+        self, client: httpx.AsyncClient, upstream: str, base_path: str = "", *, passable: PassablePaths | None = None
     ) -> None:
         self._client = client
         self._own_path = base_path.encode()
@@ -109,10 +98,7 @@ class ReverseProxy:
             raise UpstreamError(f"The upstream closed the connection before its response was complete: {exchange.failure!r}")
 
     def _check(self, scope: Scope, path: bytes) -> None:
-        """Check the method, the headers and the path of the request.
-
-        Raises `MethodNotAllowed`, `NotFound` or `BadRequest` if the request may not be forwarded.
-        """
+        """Raise `MethodNotAllowed`, `NotFound` or `BadRequest` if the request may not be forwarded."""
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
         if method == "TRACE":  # its response would show the client the headers that we add
@@ -123,10 +109,9 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return the body as bytes if it arrived in one ASGI message, or else as a stream.
+        """Return a body in one ASGI message as bytes, a longer body as a stream, or None if the client has disconnected.
 
-        Return None if the client has disconnected. Raises `BadRequest` if the framing is invalid or the body does not match its
-        `Content-Length`, and `RequestTimeout` if the client does not send the body.
+        Raises `BadRequest` if the framing is invalid or the body does not match its `Content-Length`, and `RequestTimeout`.
         """
         try:
             framing = body_framing(scope["headers"])
@@ -140,10 +125,7 @@ class ReverseProxy:
         return body if first.get("more_body", False) else await anext(body)
 
     async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to the upstream and forward the response to the client.
-
-        If the response is interrupted, set `exchange.failure`.
-        """
+        """Send the request and forward the response. If the response is interrupted, set `exchange.failure`."""
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
         except APIError as error:  # raised by the request's body
@@ -182,7 +164,6 @@ class ReverseProxy:
         return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
 
     def _path(self, scope: Scope) -> bytes:
-        """Return the path without the host's `root_path` and our `base_path`."""
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
         for prefix in (scope.get("root_path", "").rstrip("/").encode(), self._own_path):
             if path == prefix or path.startswith(prefix + b"/"):
@@ -201,7 +182,7 @@ class ReverseProxy:
 
 @dataclass(slots=True)
 class _Exchange:
-    """The progress of one exchange: whether the response has started, and the `failure` that interrupted it, if any."""
+    """Whether a response has started, and the error that interrupted the response."""
 
     has_started: bool = False
     failure: httpx.TransportError | APIError | None = None
@@ -211,9 +192,7 @@ class _RequestBody(httpx.AsyncByteStream):
     """A request body, which is read from the client as fast as the upstream accepts it.
 
     `over` is set after the client's last message. `aborted` is true if the client disconnected before the end of the body.
-
-    Iteration raises `BadRequest` if the body is shorter or longer than announced, before yielding a byte beyond the announced
-    length. It raises `RequestTimeout` if the client stops sending.
+    Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout`.
     """
 
     def __init__(self, first: Message, receive: Receive, framing: BodyFraming) -> None:
@@ -257,12 +236,9 @@ def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream 
 
 
 async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel `exchange` when the client disconnects.
-
-    `receive` is not called before the body is complete, because until then the body reads from it.
-    """
+    """Cancel `exchange` when the client disconnects."""
     if isinstance(body, _RequestBody):
-        await body.over.wait()
+        await body.over.wait()  # until the body is complete, the body calls `receive`
         if body.aborted:
             exchange.cancel()
             return
@@ -270,7 +246,7 @@ async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.C
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return `headers` without the hop-by-hop headers. Names are converted to lower case, as ASGI requires."""
+    """Return `headers` without the hop-by-hop headers, with names in lower case, as ASGI requires."""
     lowered = [(name.lower(), value) for name, value in headers]
     listed = b",".join(value for name, value in lowered if name == b"connection")
     hop_by_hop = _HOP_BY_HOP.union(name.strip().lower() for name in listed.split(b","))
@@ -278,10 +254,9 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """Return the client's headers to forward, with `X-Forwarded-*`.
+    """Return the headers to forward, with the client's address appended to `X-Forwarded-For`.
 
-    The client's address is appended to `X-Forwarded-For`. `X-Forwarded-Proto`, `-Host` and `-Port` are set unless a proxy in
-    front has already set them.
+    `X-Forwarded-Proto`, `-Host` and `-Port` are added unless a proxy in front of the server has set them.
     """
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
@@ -299,7 +274,7 @@ def _request_headers(scope: Scope) -> Headers:
 
 
 async def _send_response(response: httpx.Response, send: Send) -> None:
-    """Send the status, the headers and the chunks of the body. The caller must send the end of the body."""
+    """Send the status, the headers and the chunks of the body, but not the end of the body."""
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
         # A 304 may announce the length of the equivalent 200, although its own body is empty.
@@ -310,14 +285,10 @@ async def _send_response(response: httpx.Response, send: Send) -> None:
 
 
 async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle the cancellation of a request by a server that is shutting down.
-
-    If the response has not started, send a 503. Otherwise the response stays incomplete, so that uvicorn closes the connection.
-    The cancellation is not propagated, because uvicorn would log it with a traceback and send a 500.
-    """
+    """End the exchange of a server that is shutting down, with a 503 if the response has not started."""
     task = asyncio.current_task()
     if task is not None:
-        task.uncancel()
+        task.uncancel()  # uvicorn would log the cancellation with a traceback and send a 500
     if not exchange.has_started:
         await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
@@ -328,12 +299,14 @@ async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, se
 class PassablePaths:
     """The requests that the reverse proxy forwards if API keys are required.
 
-    The upstream trusts this server and therefore everyone with an API key, so only the listed paths are forwarded. The entry
-    `/v1/` allows all paths below it, and `/health` allows only this path. An entry without a method allows GET, HEAD, OPTIONS
-    and POST. An entry with a method, such as `DELETE /v1/files/`, allows only this method; GET includes HEAD.
+    Only listed paths are forwarded, because the upstream trusts this server and therefore every caller with an API key.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
+        """Parse entries such as `/health` (one path), `/v1/` (all paths below) and `DELETE /v1/files/` (one method).
+
+        An entry without a method allows GET, HEAD, OPTIONS and POST. GET includes HEAD.
+        """
         self._entries: list[tuple[frozenset[str], bytes]] = []
         for entry in entries:
             method, space, path = entry.rpartition(" ")
@@ -349,16 +322,14 @@ class PassablePaths:
         if not allowed:
             raise NotFound("This path is not passed on to the upstream.", code="unknown_url")
         if method not in allowed:
-            raise MethodNotAllowed(
-                f"Method {method} is not passed on at this path.", headers={"allow": ", ".join(sorted(allowed))}
-            )
+            message = f"Method {method} is not passed on at this path."
+            raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(allowed))})
 
 
 def check_path(path: bytes) -> None:
     """Raise `BadRequest` if some servers may resolve `path` to a different path.
 
-    A path must start with a slash and must not be percent-encoded more than twice. It must not contain control characters or a
-    segment `.` or `..`, even if the segment is percent-encoded, delimited by backslashes or followed by parameters (`..;x`).
+    Segments `.` and `..` are refused even if they are percent-encoded, delimited by backslashes or followed by parameters.
     """
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")
