@@ -1,8 +1,7 @@
 """The routes of our paths, the conversion of exceptions to responses, and the OpenAPI document.
 
 The router and the OpenAPI 3.1 document are made from the same table. The document describes what this server checks: methods,
-parameters, the members of bodies, and errors. Responses, items and events are defined by OpenAI, so the document describes
-only the members that distinguish them.
+parameters, the members of bodies, and errors. Of OpenAI's objects, it describes only the members that identify their types.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ ROUTES: dict[str, dict[str, Operation]] = {**_RESPONSES, **_CONVERSATIONS}
 class Routes:
     """An ASGI application that serves all paths under `/v1/responses` and `/v1/conversations`.
 
-    `scope["responses_mw.path"]` must be the path from `/v1` on. An unknown path gets a 404 in OpenAI's format, not the host's.
+    `scope["responses_mw.path"]` must be the path from `/v1` on. An unknown path gets a 404 in OpenAI's format.
     """
 
     def __init__(
@@ -147,26 +146,16 @@ class Routes:
         settings: Settings,
         cache: Cache | None,
     ) -> None:
+        server, caching = settings.server, settings.cache
+        refuses_unknown, prompts = server.unknown_fields == "refuse", Prompts(server.prompts_dir)
         reader = Reader(
-            settings.limits,
-            settings.auth,
-            settings.upstream.forward_headers,
-            Prompts(settings.server.prompts_dir),
-            refuses_unknown=settings.server.unknown_fields == "refuse",
+            settings.limits, settings.auth, settings.upstream.forward_headers, prompts, refuses_unknown=refuses_unknown
         )
-        origins = Origins(settings.server.cors_origins)
+        origins = Origins(server.cors_origins)
         websockets = WebSockets(
-            runner,
-            upstream,
-            state,
-            reader,
-            origins,
-            settings.server,
-            settings.limits,
-            settings.cache,
-            settings.state.required,
+            runner, upstream, state, reader, origins, server, settings.limits, caching, settings.state.required
         )
-        responses = ResponseRoutes(runner, upstream, state, jobs, reader, settings.server, settings.cache, cache)
+        responses = ResponseRoutes(runner, upstream, state, jobs, reader, server, caching, cache)
         conversations = ConversationRoutes(upstream, state, reader)
         routes: list[BaseRoute] = []
         for owner, operations in ((responses, _RESPONSES), (conversations, _CONVERSATIONS)):
@@ -183,7 +172,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class _Resource:
-    """An ASGI application that serves the endpoints of one path, and converts their exceptions to error responses."""
+    """The endpoints of one path, by HTTP method. Their exceptions are converted to error responses."""
 
     path: str
     endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]
@@ -251,7 +240,7 @@ _HEADERS: dict[str, Schema] = {
 
 
 def _object(**members: Schema) -> Schema:
-    """Return the schema of an object that must have `members` and may have further members."""
+    """Return the schema of an object that must have `members` and may have other members."""
     return {"type": "object", "properties": members, "required": list(members)}
 
 
@@ -260,7 +249,6 @@ def _body(required: tuple[str, ...] = (), **members: Schema) -> Schema:
 
 
 def _schemas(*, closed: bool) -> dict[str, Schema]:
-    """Return the schemas of request and response bodies. If `closed` is true, `CreateResponse` allows no unknown members."""
     create = create_schema(closed=closed)
     compacted = {name: create["properties"].get(name, {}) for name in sorted(COMPACT_MEMBERS)}
     return {
@@ -297,14 +285,13 @@ def _content(name: str) -> Schema:
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> Schema:
     """Return the OpenAPI document.
 
-    If `needs_key` is true, every request must have an API key. If not, a credential is optional, because only the upstream
-    checks it. If `closed` is true, `CreateResponse` allows no unknown members.
+    If `needs_key` is true, every request must have an API key. If `closed` is true, `CreateResponse` allows no unknown members.
     """
     return {
         "openapi": "3.1.0",
         "info": {"title": "Responses API", "version": VERSION},
         "servers": [{"url": base_path or "/"}],
-        "security": [{"key": []}] if needs_key else [{}, {"key": []}],
+        "security": [{"key": []}] if needs_key else [{}, {"key": []}],  # the upstream may require no credential
         "paths": {
             path: {method.lower(): _operation(path, one) for method, one in operations.items()}
             for path, operations in ROUTES.items()
@@ -341,7 +328,7 @@ def _operation(path: str, operation: Operation) -> Schema:
 
 
 class DescriptionMiddleware:
-    """ASGI middleware that serves the OpenAPI document at `/openapi.json`, and passes all other requests to `app`."""
+    """ASGI middleware that serves the OpenAPI document at `/openapi.json`, and passes requests for other paths to `app`."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool) -> None:
         self._app = app
