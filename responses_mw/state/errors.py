@@ -11,10 +11,10 @@ APIError
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
     └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
-Errors that can prevent a finished response from being stored have an attribute `unstored`: the reason reported in the metric.
+Fenced                   internal: another worker has taken over the response
+EmbeddedFailed           at startup: the embedded server cannot run, for the reason in the message
 
-Fenced                   (internal) another worker has taken over the response, so this worker must stop writing
-EmbeddedFailed           (at startup) the embedded server cannot run
+Errors that can prevent a finished response from being stored have an attribute `unstored`, the reason reported in the metric.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Una
 
 
 class Missing(NotFound):
-    """The owner has no object with this id.
-
-    Status 404 is correct for an id in a path. For an id in a request body, the caller must raise an error with status 400.
-    """
+    """The owner has no object with this id. If the id is in a request body, the caller must convert this error to a 400."""
 
     def __init__(self, kind: str, object_id: str) -> None:
-        """`kind` is the first word of the message: `Response`, `Conversation` or `Item`."""
         super().__init__(f"{kind} with id '{object_id}' not found.")
         self.object_id = object_id
 
@@ -39,8 +35,6 @@ class Deleted(Missing):
 
 
 class NotChainable(BadRequest):
-    """The response cannot be continued because of its status."""
-
     def __init__(self, response_id: str, response_status: str) -> None:
         super().__init__(
             f"Response with id '{response_id}' has status '{response_status}' and cannot be continued.",
@@ -74,16 +68,15 @@ class OverQuota(APIError):
 
 
 class StateUnavailable(Unavailable):
-    """Redis cannot execute the operation now.
+    """Redis cannot execute the operation now. A write may have been executed, but never partially. Repeating a write is safe.
 
-    A write may have been executed, but never partially. It can be repeated because every script is idempotent.
+    `passing` means that the cause may be temporary, so that a write should be retried.
     """
 
     default_code = "state_unavailable"
     unstored = "redis_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
-        """`reason` completes the message. `passing` means that the cause may be temporary, so a write should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
@@ -99,38 +92,32 @@ class StateFull(StateUnavailable):
 
 
 class NewerRecord(StateUnavailable):
-    """A newer release wrote this record in a version that this release does not support."""
-
     def __init__(self) -> None:
         super().__init__("a newer release wrote this record")
 
 
 class Damaged(StateUnavailable):
-    """A key has the wrong type, or a value that this server did not write. No other object is affected."""
+    """The value of one key cannot be used. No other object is affected."""
 
     status = 500
     default_code = "state_damaged"
     unstored = "damaged"
 
     def __init__(self, kind: str) -> None:
-        """`kind` names what the key stores, such as `event log`."""
         super().__init__(f"the stored {kind} is damaged")
         self.headers.clear()  # no Retry-After, because the damage is permanent
 
 
 class Fenced(Exception):
-    """Another worker has taken over the response, or the response's record no longer exists."""
+    """Another worker has taken over the response, or the response's record no longer exists. The worker must stop writing."""
 
 
 class EmbeddedFailed(StartupError):
-    """The embedded server cannot run. The message gives the reason."""
+    """The embedded server cannot run."""
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:
-    """Raise the error for a script's verdict `missing`, `newer` or `bound`. Ignore other verdicts.
-
-    `kind` and `object_id` describe the missing object. Raises Missing, NewerRecord or OverBound.
-    """
+    """Raise Missing, NewerRecord or OverBound if a script's verdict is `missing`, `newer` or `bound`."""
     if answer == b"missing":
         raise Missing(kind, object_id)
     if answer == b"newer":

@@ -1,10 +1,4 @@
-"""Idempotency keys. Each key of an owner belongs to one request and its response.
-
-    rmw:{i<hash>}:key   hash: `request` (a hash), `token` of the reservation, `response` (an id), `done`
-
-The name contains a hash of the owner and the key. A reservation is leased while its request is running, so a replica that is
-lost blocks the key for at most 30 seconds. Once the response exists, the reservation is kept for a day.
-"""
+"""Idempotency keys. Each key of an owner belongs to one request and its response."""
 
 from __future__ import annotations
 
@@ -16,16 +10,17 @@ from .client import Args, Client
 
 _RESERVE, _UPDATE = load("state", "idempotency_reserve", "idempotency_update")
 
-# Seconds for which a key is kept: once its response exists (KEPT), and while its request is running (LEASE).
 KEPT = 24 * 60 * 60
+"""Seconds for which a key is stored after its response was created."""
 LEASE = 30.0
+"""Seconds for which a key is reserved. The lease is renewed while the request runs, so a lost replica soon frees its keys."""
 
 
 class Reservation:
     """A request's reservation of a key. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client, owner: str, key: str, request: bytes) -> None:
-        """Prepare a reservation. `request` is compared with the bytes of other requests that have the same key."""
+        """`request` is the body of the request. Requests with the same key must have the same body."""
         self._client = client
         name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
         self._name = f"rmw:{{i{name}}}:key"
@@ -33,9 +28,9 @@ class Reservation:
         self._token = random_part()
 
     async def reserve(self) -> tuple[str, str | None]:
-        """Reserve the key for `LEASE` seconds unless another request has reserved it. A repeated call is safe.
+        """Reserve the key for `LEASE` seconds, unless another request has reserved the key. Repeating the call is safe.
 
-        Return a verdict, and the id of the other request's response if it is known. The verdict is one of:
+        Return a verdict, and the id of the other request's response if the id is known. The verdict is one of:
 
         reserved    the caller must run the request
         running     another request with the key is running
@@ -55,7 +50,7 @@ class Reservation:
         return await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
-        """Record that the response has been created, and keep the key for `KEPT` seconds."""
+        """Record that the response has been created. Requests with this key get its id for `KEPT` seconds."""
         await self._update(KEPT, response_id, done="1")
 
     async def release(self) -> None:

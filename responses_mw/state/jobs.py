@@ -39,21 +39,18 @@ _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
 )
 
 MAX_ATTEMPTS = 3
-"""Maximum attempts for a job whose workers are lost before its first output, because the request itself may crash them."""
-# Maximum number of batches of a log that are read at a time.
-PAGE = 100
-# Maximum number of entries that are read at a time from a compressed log, and from a log that is being compressed.
-COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
-# Bytes of events after which a compressed chunk ends. A reader holds a page of chunks in memory.
+"""Maximum attempts for a job whose workers are lost, because the request itself may crash them."""
+# Maximum number of entries per read: of a log, of a compressed log, and of a log that is being compressed.
+PAGE, COMPRESSED_PAGE, PLAIN_PAGE = 100, 4, 500
+# Bytes of events after which a compressed chunk ends. A reader has a page of chunks in memory.
 CHUNK = 64 * 1024
-# Only logs of at least `COMPRESS_FROM` bytes are compressed, and only if the result has at most `COMPRESS_TO` bytes.
+# Maximum size of a compressed log in bytes.
 COMPRESS_TO = 32 * 1024 * 1024
-# Seconds for which the plain form of a compressed log is kept.
+# Seconds until the plain form of a compressed log expires.
 PLAIN_SECONDS = 60
 # Maximum number of logs to which one script call appends.
 TOGETHER = 200
-
-# The result of appending to a log if the record or the log is damaged.
+# The script's result for a damaged record or log.
 _DAMAGED = 2
 
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -67,7 +64,6 @@ class Jobs:
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
-        """The record of a job expires after the lifetime of a response, but not within a day."""
         self._client = client
         self._writer = writer
         self._ttl = max(options.ttl_seconds, TOMBSTONE_SECONDS) * 1000
@@ -78,10 +74,7 @@ class Jobs:
     ) -> None:
         """Write the record of a new background response, its encrypted `credential`, and `start`, the first batch of its log.
 
-        The record contains the queued `document`, the request's `body`, and the input `items`.
-
-        Raises OverBound if the record is too large, and OverQuota if the owner's quota would be exceeded. Raises Deleted if a
-        worker claimed the job before its record was written, and gave the job up.
+        Raises OverBound, OverQuota, and Deleted if a worker claimed the job before its record was written, and gave up the job.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
@@ -96,7 +89,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Charge the log of a running job, which has grown to `size` bytes, to the owner's quota. Raises OverQuota."""
+        """Charge the log of a running job, which has `size` bytes now, to the owner's quota. Raises OverQuota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
@@ -113,47 +106,26 @@ class Jobs:
         except Missing:  # a foreign value in the queue
             return Taken("missing")
         args: Args = [token, worker, _ms(lease), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
-        reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
-        verdict = reply[0].decode()
+        answer, *facts = await self._client.script(_TAKE, [address.record, address.tombstone], args)
+        verdict = answer.decode()
         if verdict == "newer":
             raise NewerRecord
         if verdict == "held":
-            return Taken(verdict, left=reply[1] / 1000)
+            return Taken(verdict, left=facts[0] / 1000)
         if verdict == "waiting":
-            return Taken(verdict, unseen=reply[1].decode())
-        if len(reply) == 1:
-            return Taken(verdict)
-        _, number, head, packed, of, credential, before, retries, error, retry_ms, attempts, continuations = reply
-        request = unpack(packed)
-        job = Job(
-            response_id=response_id,
-            owner=of.decode(),
-            token=token,
-            next_number=number,
-            document={**unpack(head), "output": []},
-            body=request["body"],
-            input=request["input"],
-            credential=credential.decode() if credential is not None else None,
-            size=json_size(packed),
-            retries=int(retries or 0),
-            error=orjson.loads(error) if error is not None else None,
-            retry_seconds=retry_ms / 1000,
-            attempts=attempts,
-            continuations=continuations,
-        )
-        return Taken(verdict, job, worker=(before or b"").decode())
+            return Taken(verdict, unseen=facts[0].decode())
+        return Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
-        """Extend the leases of jobs to `lease` seconds from now. Return for each job whether its lease was extended.
+        """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
 
-        `holds` has the response id and the token of each job. A lease is not extended if another worker holds the job, or if
-        the job has ended or is damaged.
+        A lease is not extended if another worker holds the job, or if the job has ended or is damaged.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Release the job without counting this run as an attempt. The job's `continuations` are stored."""
+        """Release the job, whose run does not count as an attempt, and store `job.continuations`."""
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
@@ -161,27 +133,27 @@ class Jobs:
         await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
-        """Release the job for a retry after an upstream `error`.
+        """Release the job for a retry after an upstream `error`. Return False if another worker holds the job or it has ended.
 
-        The job is retried until it has made no progress for `seconds` since its first error. Then it fails. `is_attempt` is
-        whether this run counts as one of the job's attempts. Return False if another worker holds the job or the job has ended.
+        The job fails if it makes no progress for `seconds` after its first error. `is_attempt` means that the run counts as an
+        attempt.
         """
         args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
         return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
-        """Notify `worker` that it must check one of its jobs at once."""
+        """Notify `worker` that one of its jobs has a new holder."""
         await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
-        """Append a batch to the log of each of several jobs, and extend their leases to `lease` seconds from now.
+        """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 
         `batches` has the response id, the token and the batch of each job. Return for each job whether its batch is in the log.
-        A batch is not appended if another worker holds the job, if the job has ended, if the batch does not continue the log
-        because Redis lost a part of the log, or if the record or log is damaged. A repeated call changes nothing.
+        A batch is refused if another worker holds the job, if the job has ended, if Redis has lost the end of the log, or if
+        the record or log is damaged. A repeated call changes nothing.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
@@ -193,32 +165,30 @@ class Jobs:
         return [answer == 1 for answer in answers]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
-        """Return the next batches of several logs, at most `PAGE` of each.
+        """Return up to `PAGE` batches of each log, or a `Damaged` error. The list is empty if a log has ended or expired.
 
-        `wanted` has a response id and an event number for each log. The batches returned end after that event, but the first
-        one may begin earlier. The list is empty at the end of a log, and for a log that has expired. For a damaged log, a
-        `Damaged` error is returned in place of the list.
+        `wanted` has a response id and an event number for each log. Only batches that end after this event are returned, so the
+        first batch may begin before it.
         """
         commands = [_range(response_address(job).log, number, PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
         return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of a response's compressed log that end after event `number`. Raises Damaged."""
+        """Return the next batches of a compressed log that end after event `number`. Raises Damaged."""
         return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """Store a compressed log of a response that has ended. It has about a twentieth of the plain log's size.
+        """Replace the log of a response that has ended with a compressed log of about a twentieth of its size. Raises Damaged.
 
-        The plain log expires after `PLAIN_SECONDS`. Return False if the log is not compressed, because it is incomplete, too
-        small, too large or expired, or because the response has not ended. Raises Damaged.
+        Return False if the log is incomplete, too small, too large or expired, or if the response has not ended.
         """
         address, chunks = response_address(response_id), list[tuple[int, bytes]]()
         number, size, is_final = -1, 0, False
         while not is_final:
             batches = await self._page(address.log, response_id, number, PLAIN_PAGE)
-            if not _continues(batches, number):
-                return False
+            if not batches or sum(batch.last + 1 - batch.first for batch in batches) != batches[-1].last - number:
+                return False  # the log has expired or has a gap
             length = sum(len(batch.data) for batch in batches)
             chunks += await by_size(length, _chunks, batches)
             number, is_final, size = batches[-1].last, batches[-1].final, size + length
@@ -242,10 +212,7 @@ class Jobs:
             return self._client.damage(log, "an entry is not a batch of events")
 
     async def end(self, response_id: str) -> int | None:
-        """Return the number of the last event, or None if the response has not ended.
-
-        Raises Missing if the background response does not exist.
-        """
+        """Return the number of the last event, or None if the response has not ended. Raises Missing."""
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
@@ -260,10 +227,9 @@ class Backlog(NamedTuple):
 
 
 class Queue:
-    """A queue of background responses that is fair between owners within each of its `partitions`.
+    """A queue of response ids that is fair between owners within each of its `partitions`.
 
-    A job is identified by its response id. Every method raises StateUnavailable. `reserve`, `restore` and `claim` raise
-    Damaged if the partition is damaged.
+    Every method raises StateUnavailable. `reserve`, `restore` and `claim` raise Damaged if the partition is damaged.
     """
 
     def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
@@ -272,30 +238,22 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Add a job whose record is about to be written. Unless `ready` follows within `seconds`, a worker checks the job."""
+        """Add a job whose record is not written yet. Unless `ready` is called within `seconds`, a worker checks the job."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Make a reserved or claimed job available to workers. If `first`, put the job at the front of the queue.
-
-        If the partition is damaged, do nothing. The job becomes available again when its lease expires.
-        """
-        with suppress(Damaged):
+        """Make a reserved or claimed job available to workers, `first` or in its owner's turn."""
+        with suppress(Damaged):  # the job becomes available when its lease expires
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Add a waiting job that is not in the queue, because of a failover or a change of `partitions`.
-
-        Return whether the job was added. Call this for a job that is waiting according to its record. If the job
-        has ended since, the worker that claims the job drops it.
-        """
-        entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
-        return entered == 1
+        """Add a waiting job that a failover or a change of `partitions` has removed. Return False if it is in the queue."""
+        return bool(await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner]))
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Lease a job of the partition for `lease` seconds. Return its response id, or None if no job is available.
+        """Lease a job of the partition for `lease` seconds and return it, or return None if no job is available.
 
-        If `sweep`, prefer a job whose lease has expired. If there is none and `fresh` is set, lease the next waiting job.
+        If `sweep`, lease a job whose lease has expired. If there is none and `fresh` is set, lease the next waiting job.
         """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
@@ -310,25 +268,45 @@ class Queue:
         await self._client.scripts(_RENEW_LEASES, calls, contained=True)
 
     async def drop(self, job: str) -> None:
-        """Remove a job that has ended from the queue and from its owner's usage.
-
-        If the partition is damaged, do nothing. The worker that claims the job next removes it.
-        """
+        """Remove a job that has ended from the queue and from its owner's usage."""
         owner: bytes | None = None
-        with suppress(Damaged):
+        with suppress(Damaged):  # the worker that claims the job next removes it
             owner = await self._client.script(_DROP, [self._partition(job).ready], [job])
         if owner is not None:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> Backlog:
         """Return the total backlog of all partitions that are not damaged."""
-        asked: list[Call] = [([partition.ready], []) for partition in self.partitions]
-        told = await self._client.scripts(_DEPTH, asked, contained=True)
-        replies = [reply for reply in told if not isinstance(reply, Damaged)]
-        return Backlog(sum(jobs for jobs, _ in replies), max((waited for _, waited in replies), default=0) / 1000)
+        calls: list[Call] = [([partition.ready], []) for partition in self.partitions]
+        replies = await self._client.scripts(_DEPTH, calls, contained=True)
+        depths = [reply for reply in replies if not isinstance(reply, Damaged)]
+        return Backlog(sum(jobs for jobs, _ in depths), max((waited for _, waited in depths), default=0) / 1000)
 
     def _partition(self, job: str) -> Partition:
         return self.partitions[crc32(job.encode()) % len(self.partitions)]
+
+
+def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
+    """Return the job that `_TAKE` has leased, and the worker that held the job before."""
+    number, head, packed, owner, credential, worker, retries, error, retry_ms, attempts, continuations = facts
+    request = unpack(packed)
+    job = Job(
+        response_id=response_id,
+        owner=owner.decode(),
+        token=token,
+        next_number=number,
+        document={**unpack(head), "output": []},
+        body=request["body"],
+        input=request["input"],
+        credential=credential.decode() if credential is not None else None,
+        size=json_size(packed),
+        retries=int(retries or 0),
+        error=orjson.loads(error) if error is not None else None,
+        retry_seconds=retry_ms / 1000,
+        attempts=attempts,
+        continuations=continuations,
+    )
+    return job, (worker or b"").decode()
 
 
 def announced(message: bytes) -> Batch | None:
@@ -339,14 +317,11 @@ def announced(message: bytes) -> Batch | None:
 
 
 def _batch_of(entry: Entry, stem: str) -> Batch:
-    """Decode an entry of a log. Raises LookupError or ValueError if the entry is damaged.
-
-    The entry's field is `b` for a plain batch, `p` for a compressed batch, and `z` for a compressed chunk of several batches.
-    """
+    """Decode an entry of a log. Raises LookupError or ValueError if the entry is damaged."""
     entry_id, fields = entry
-    if b"z" in fields:
+    if b"z" in fields:  # several batches
         data = decompress(fields[b"z"])
-    elif b"p" in fields:
+    elif b"p" in fields:  # a compressed batch
         data = unpack_events(fields[b"p"], stem)
     else:
         data = fields[b"b"]
@@ -358,7 +333,6 @@ def _batch(last: int, data: bytes, *, final: bool) -> Batch:
 
 
 def _range(log: str, number: int, count: int) -> tuple[str | int, ...]:
-    """Return the command for the entries of a log that end after event `number`."""
     return "XRANGE", log, f"({number + 1}-0", "+", "COUNT", count
 
 
@@ -371,13 +345,8 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
     return keys, args
 
 
-def _continues(batches: Sequence[Batch], number: int) -> bool:
-    """Return whether `batches` is not empty and continues a log after event `number` without a gap."""
-    return bool(batches) and sum(batch.last + 1 - batch.first for batch in batches) == batches[-1].last - number
-
-
 def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
-    """Join batches into chunks and compress them. Return the number of the last event and the compressed form of each chunk."""
+    """Join batches into chunks. Return the number of the last event and the compressed events of each chunk."""
     chunks, parts, size = [], [], 0
     for batch in batches:
         parts.append(batch.data)

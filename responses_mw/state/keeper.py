@@ -1,7 +1,7 @@
-"""Keep a Valkey process running until the main process and all workers of a server have ended.
+"""Run a Valkey process until a server's main process and all its workers have ended.
 
-Each worker holds a lock on the file `users` until the worker ends. This module is also run as a script, so it imports only the
-standard library. The script detaches itself from the worker that started it, because that worker may end before the others.
+This module is also run as a script, so it imports only the standard library. The script detaches itself from the worker that
+started it, because that worker may end before the other workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 class DieWithParent:
-    """A `preexec_fn` that makes the kernel kill the child process when the thread that started it ends, however it ends."""
+    """A `preexec_fn` that makes the kernel kill the child process when the thread that started it ends for any reason."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl
@@ -45,7 +45,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Ended(Exception):
-    """The Valkey process has ended without being stopped."""
+    """Valkey has ended, but was not stopped."""
 
 
 def _raise_ended(*_: object) -> None:

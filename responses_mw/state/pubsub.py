@@ -1,7 +1,6 @@
-"""Messages between processes over sharded channels of a single server, a server behind Sentinels, or a cluster.
+"""Messages between processes over sharded channels.
 
-A message is only a hint and may be lost. The change that it announces is stored in Redis, where receivers also look
-periodically. A process subscribes to a channel only once, even if the channel has several receivers.
+A message may be lost. The change that it announces is stored in Redis, where receivers also look periodically.
 """
 
 from __future__ import annotations
@@ -21,15 +20,11 @@ from .errors import StateUnavailable
 
 logger = logging.getLogger(__name__)
 
-# A callback that is called with each message, and with an empty message when messages may have been missed. It must not block.
 Receive = Callable[[bytes], None]
 
-# Seconds without a message after which the server is pinged.
-SILENCE = 15.0
-# Timeout for opening a connection, and for the reply to a ping (seconds).
-ANSWER = 5.0
-# Minimum and maximum seconds between two attempts to connect.
-MIN_PAUSE, MAX_PAUSE = 0.05, 1.0
+SILENCE = 15.0  # seconds without a message after which the server is pinged
+ANSWER = 5.0  # timeout in seconds for opening a connection, and for the reply to a ping
+MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two attempts to connect
 
 
 class PubSub:
@@ -42,10 +37,9 @@ class PubSub:
 
     @contextmanager
     def on(self, channel: str, receive: Receive) -> Iterator[None]:
-        """Call `receive` with each message on the channel until the context exits.
+        """Call `receive` with each message on the channel until the context exits. `receive` must not block.
 
-        Also call `receive` with an empty message whenever the subscription is confirmed, because earlier messages may have
-        been missed.
+        Each time the subscription is confirmed, `receive` is called with an empty message, because messages may be lost before.
         """
         name = channel.encode()
         receivers = self._receivers.setdefault(name, [])
@@ -71,12 +65,10 @@ class PubSub:
         return self._subscribers[node]
 
     def deliver(self, channel: bytes, message: bytes) -> None:
-        """Pass a message to all receivers of the channel."""
         for receive in list(self._receivers.get(channel, ())):
             receive(message)
 
     async def aclose(self) -> None:
-        """End all subscriptions."""
         subscribers, self._subscribers = list(self._subscribers.values()), {}
         await asyncio.gather(*(subscriber.aclose() for subscriber in subscribers))
 
@@ -90,7 +82,7 @@ class _Subscriber:
         self._node = node
         self._channels: set[bytes] = set()
         self._wanted = asyncio.Event()
-        # Changes to send: a channel, and whether to subscribe to it (True) or to unsubscribe from it (False).
+        # Channels to subscribe to (True) or to unsubscribe from (False).
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
@@ -127,7 +119,7 @@ class _Subscriber:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _hand_over(self) -> None:
-        """Move channels that have moved to another node to that node's subscriber."""
+        """Pass channels that another node serves now to that node's subscriber."""
         with suppress(StateUnavailable):  # on failure, use the nodes known so far
             await self._client.locate(self._channels)
         for channel in list(self._channels):
@@ -173,18 +165,14 @@ class _Subscriber:
 
 @asynccontextmanager
 async def _connected(redis: Redis) -> AsyncIterator[Any]:
-    """Open a connection for subscriptions. On exit, close the connection and the client `redis`.
-
-    A cancellation, even a repeated one, takes effect only after the attempt to connect has ended. Otherwise, redis-py would
-    leave a half-open connection.
-    """
+    """Open a connection for subscriptions. On exit, close the connection and `redis`."""
     connection: Any = redis.pubsub()
     connecting = asyncio.create_task(asyncio.wait_for(connection.connect(), ANSWER))
     try:
         try:
             await asyncio.shield(connecting)
         finally:
-            while not connecting.done():
+            while not connecting.done():  # if redis-py were cancelled now, it would leave a half-open connection
                 with suppress(asyncio.CancelledError):  # the first cancellation is raised after this
                     await asyncio.wait({connecting})
         yield connection
@@ -194,7 +182,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
-    """Return the next message. If none arrives, ping the server. Raises TimeoutError if the server does not answer."""
+    """Return the next message. If no message arrives, ping the server. Raises TimeoutError if the server does not answer."""
     message = await connection.get_message(timeout=SILENCE)
     if message is None:
         await connection.ping()

@@ -22,20 +22,21 @@ from .writes import UNDONE_SECONDS, Write, Writer, own_items
 logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
-# Lifetime of the tombstone of a deleted response. A run that takes longer could store the response again.
 TOMBSTONE_SECONDS = 24 * 60 * 60
-# Lifetime of a background response's event log after its end.
+"""Lifetime of a deleted response's tombstone. A run that takes longer could store the response again."""
 LOG_TTL_SECONDS = 24 * 60 * 60
-# Stands in place of a response's random part in the first turn of a new root if this turn holds the items of a conversation.
+"""Lifetime of a background response's event log after the response has ended."""
 BASE = "0" * RANDOM_LENGTH
+"""The owner of a turn that contains the items of a conversation instead of a response's input and output."""
 
 _COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 
 
 class Responses:
-    """The stored responses of all owners. Each call can access only responses of its `owner`.
+    """The stored responses of all owners.
 
-    Every method raises StateUnavailable.
+    Every method raises StateUnavailable. Every method with a response id raises Missing if the response does not exist or
+    belongs to another owner.
     """
 
     def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
@@ -49,29 +50,25 @@ class Responses:
     # -- read --------------------------------------------------------------------------------------------------------
 
     async def chain(self, response_id: str, owner: str) -> Chain:
-        """Return the history up to and including the response, which a new response continues.
+        """Return the history up to and including the response.
 
-        Raises Missing, and NotChainable if the response is running, failed or cancelled.
+        Raises Missing also if the history was deleted, and NotChainable if the response is running, failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
         status = fields["status"].decode()
         if status not in CHAINABLE:
             raise NotChainable(response_id, status)
-        seen = await self._seen(address, owner, fields)
-        if seen is None:
-            raise Missing("Response", response_id)
-        return await self._history(address, response_id, fields, seen)
+        return await self._history(address, response_id, owner, fields)
 
     async def get(self, response_id: str, owner: str) -> Stored:
-        """Return the stored response. Raises Missing."""
         address = response_address(response_id)
         reply = await self._client.script(_GET, [address.record], [owner])
         if reply is None:
             raise Missing("Response", response_id)
         version, status, document, turn, job, lost = reply
         check_version(version)
-        if job is not None:  # it has not ended
+        if job is not None:  # the response has not ended
             return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
         made = unpack_turns([turn])[0] if turn is not None else None
         if made is None or made.owner != address.random:
@@ -88,30 +85,28 @@ class Responses:
         limit: int = 20,
         order: str = "desc",
     ) -> Page:
-        """Return a page of the items that the model was given for the response: its history, then its input.
+        """Return a page (see `page`) of the items that the model was given for the response: its history, then its input.
 
-        The page has up to `limit` items between the ids `after` and `before`, in `order` (`asc` or `desc`). Raises
-        Missing, and BadRequest if `after` or `before` is not in the list.
+        Raises BadRequest if `after` or `before` is not the id of one of these items.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
         if "segment" in fields:
-            seen = await self._seen(address, owner, fields)
-            chain = await self._history(address, response_id, fields, seen or [])
+            chain = await self._history(address, response_id, owner, fields, conversation_required=False)
             given = chain.items[: len(chain.items) - len(chain.turns[-1].output)]
         else:
             given = await self._given_so_far(response_id, owner)
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """Return the stored items with the given ids, by id.
+        """Return the owner's stored items with these ids, by id.
 
-        Raises Missing if an item does not exist, and OverBound if the turns to read exceed the maximum size of a history.
+        Raises Missing if an item does not exist, or OverBound if the turns to read exceed the maximum size of a history.
         """
         return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """Return the fields of the response's record that are needed to read its history. Raises Missing and NewerRecord."""
+        """Return the existing fields of the record among those that are needed to read the history."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -121,7 +116,7 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """Return the history and input of a response that has not ended. If the history was deleted, return only the input."""
+        """Return the history and input of a response that has not ended, or only the input if the history was deleted."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
@@ -133,17 +128,16 @@ class Responses:
             logger.debug("the history of response %s no longer exists", response_id)
         return stored.input
 
-    async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
-        """Return the items of its conversation that preceded the response, or None if the conversation has been deleted."""
-        if "seen" not in fields:
-            return []
-        return await self._conversations.until(address.tag, owner, int(fields["seen"]))
-
-    async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
-        """Return the chain up to the response whose record has `fields`. Raises Missing if a turn is missing.
-
-        `seen` are the items of its conversation that preceded the response.
-        """
+    async def _history(
+        self, address: Address, response_id: str, owner: str, fields: dict[str, bytes], *, conversation_required: bool = True
+    ) -> Chain:
+        """Return the chain up to the response. Raises Missing if a turn or the required conversation was deleted."""
+        seen: list[Item] = []
+        if "seen" in fields:  # the items of its conversation that preceded the response
+            found = await self._conversations.until(address.tag, owner, int(fields["seen"]))
+            if found is None and conversation_required:
+                raise Missing("Response", response_id)
+            seen = found or []
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
@@ -152,7 +146,7 @@ class Responses:
         size = sum(turn.size for turn in turns)
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
-        # A conversation can change, but a chain must not. A response that continues this one starts with a copy of `seen`.
+        # A conversation can change, but a chain must not. So a response that continues this one gets a copy of `seen`.
         base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
@@ -168,17 +162,14 @@ class Responses:
         *,
         last: Batch | None = None,
     ) -> None:
-        """Store a finished response that continues `chain`, and append its items to the chain's conversation, if any.
+        """Store a finished response that continues `chain`, and append its items to the conversation of `chain`.
 
-        `document` is the complete response. Its id must contain the chain's tag. `items` are its input items, each with an id.
-        `token` identifies the run, so that a repeated commit changes nothing.
+        `document` is the complete response, whose id must contain the chain's tag. `items` are its input items with ids.
+        `token` identifies the run, so that a repeated commit changes nothing. `last` is the final batch of a background
+        response's log. No quota applies to background responses, and no bounds if they have failed or were cancelled.
 
-        For a background response, `last` is the final batch of its log. Its record must exist, and no quota applies. A failed
-        or cancelled background response may have any size.
-
-        Raises OverBound, OverQuota, Deleted if the response was deleted meanwhile, Fenced if another worker has taken it over,
-        and StateUnavailable. After StateUnavailable, a response without `last` is not stored, or is removed as soon as Redis
-        answers.
+        Raises OverBound, OverQuota, Deleted if the response was deleted during the run, Fenced if another worker has taken over
+        the response, and StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
         # The output is stored only in the turn. In the document, None keeps its place.
@@ -219,7 +210,6 @@ class Responses:
         }
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
-        """Raise OverBound if the response, or the chain including the response, exceeds a maximum."""
         options = self._options
         if response_bytes > options.response_bytes:
             raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {options.response_bytes}.")
@@ -227,10 +217,7 @@ class Responses:
             raise OverBound(f"The history exceeds the maximum of {options.chain_bytes} bytes or {options.chain_items} items.")
 
     async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
-        """Append the response to its parent's chain. Without a parent, start a new root with the whole history.
-
-        Return the verdict of the script.
-        """
+        """Append the response to the parent's segment, or start a new root with the whole history. Return the verdict."""
 
         async def commit(more: dict[str, Any], rest: Sequence[str | bytes] = (), size: int = 0) -> bytes:
             args = [orjson.dumps(facts | more), *write.args, *rest]
@@ -241,7 +228,7 @@ class Responses:
             answer = await commit({"parent": {"random": parent.random, **place}})
             if answer != b"reroot":
                 return answer
-        if chain.conversation is not None:  # the items are stored both in the turn and in the conversation
+        if chain.conversation is not None:  # the conversation stores the items too
             blobs = await by_size(turn_bytes, item_blobs, items)
             return await commit({"rest": "items", "seen": chain.seen}, blobs, turn_bytes)
         if chain.turns:
@@ -250,7 +237,7 @@ class Responses:
         return await commit({})
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete the response, and the turns that no remaining response needs. Raises Missing."""
+        """Delete the response, and the turns that no remaining response needs."""
         address = response_address(response_id)
         args: Args = [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""]
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)

@@ -1,27 +1,17 @@
-"""Key names, the ids that they are derived from, and the encoding of values.
-
-docs/architecture.md describes every key. The part of a key in braces is its hash tag in Redis Cluster, so all keys of a
-conversation are in one slot. The queue of background responses is in other slots. The number after `q` in its keys is the
-version of its format.
-
-Values are JSON:
+"""Key names, which docs/architecture.md describes, and the encoding of values. Values are JSON:
 
     J<json>                       uncompressed
-    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal
+    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
     <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 
-Only values of 4 KiB or more are compressed. They take most of the memory, and shrink to half their size or less. Level 1 of
-Zstandard gives smaller results than zlib in a quarter of the time. Compressing a short turn would save half a kilobyte, but
-decompressing all turns of a long chain would take longer than its round trips. A compressed value begins with its size so that
-scripts can limit the size of the JSON, because a repetitive text compresses to almost nothing. Short batches of events are
-compressed with a dictionary of frequent events, which shrinks a delta of 240 bytes to 30.
+Short batches of events are compressed with a dictionary of frequent events, which shrinks a delta of 240 bytes to 30.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +26,11 @@ from .values import Item, Turn
 VERSION = 1
 """Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
 COMPRESS_FROM = 4096
-"""Minimum size of a compressed value, and maximum size of a batch of events that is compressed on its own, in bytes."""
+"""Minimum size of a compressed value, and maximum size of a batch of events that is compressed on its own, in bytes.
+
+Compressing a shorter turn would save half a kilobyte, but decompressing all turns of a long chain would take longer than the
+chain's round trips.
+"""
 
 # Only these characters are allowed in key names, because a brace would change the slot.
 _TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
@@ -47,7 +41,7 @@ _RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a response: the `tag` of its slot and the `random` part of its id."""
+    """The keys of a response, derived from the `tag` of its slot and the `random` part of its id."""
 
     tag: str
     random: str
@@ -96,20 +90,17 @@ class Partition:
 
 
 def response_address(response_id: str) -> Address:
-    """Return the address of the response `resp_<tag><random>`. Raises Missing if the id has another form."""
+    """Return the address of the response `resp_<tag><random>`. Raises Missing if the id has a different form."""
     return Address(*_parts(f"resp_{_TAG}{_RANDOM}", "Response", response_id))
 
 
 def item_address(item_id: str) -> Address:
-    """Return the address of the response that created the item `<prefix>_<tag><random><n>`.
-
-    Raises Missing if the id has another form.
-    """
+    """Return the address of the response that created `<prefix>_<tag><random><n>`. Raises Missing if the id differs in form."""
     return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 
 def conversation_tag(conversation_id: str) -> str:
-    """Return the tag of the conversation `conv_<tag>`. Raises Missing if the id has another form."""
+    """Return the tag of the conversation `conv_<tag>`. Raises Missing if the id has a different form."""
     return _parts(f"conv_{_TAG}", "Conversation", conversation_id)[0]
 
 
@@ -145,7 +136,7 @@ def check_version(version: bytes) -> None:
 
 
 def kind_of(key: str) -> str:
-    """Return a noun for what is stored at `key`, for logs and error messages."""
+    """Return a noun for the value at `key`, for logs and error messages."""
     return next((kind for pattern, kind in _KINDS if pattern.match(key)), "value")
 
 
@@ -155,9 +146,9 @@ _PLAIN, _COMPRESSED = b"JZ"
 # A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
 _MAX_RATIO = 128 * 1024 // 4
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
-# Replaces the part that all ids of a response have in common, in its compressed events. No JSON text contains this byte.
+# In compressed events, replaces the part that all ids of a response have in common. No JSON text contains this byte.
 _ID = b"\0"
-# The beginnings and ends of frequent events, the most frequent last. A stored log can be read only with the dictionary that
+# The beginnings and ends of frequent events, the most frequent last. A log can be decompressed only with the dictionary that
 # compressed it, so a new dictionary needs a new field in the log's entries.
 _FREQUENT = zstandard.ZstdCompressionDict(
     b"".join(
@@ -177,9 +168,10 @@ _FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a t
 
 
 class _Zstandard(threading.local):
-    """Compressors and decompressors of one thread, reused because creating them is slow. Threads must not share them."""
+    """Compressors and decompressors, which are slow to create and must not be shared by threads."""
 
     def __init__(self) -> None:
+        # Level 1 gives smaller results than zlib in a quarter of the time.
         self.compress = zstandard.ZstdCompressor(level=1).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
         self.compress_events = zstandard.ZstdCompressor(dict_data=_FREQUENT).compress
@@ -195,14 +187,15 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(frame: bytes | memoryview) -> bytes:
-    """Decompress one Zstandard frame. Raises ValueError if the frame is invalid.
+    """Decompress one Zstandard frame. Raises ValueError if the frame is invalid or states an impossible size."""
+    return _decompress(frame, _MAX_RATIO * len(frame), _zstandard.decompress)
 
-    A frame that states an impossible size is rejected before memory is allocated for its content.
-    """
+
+def _decompress(frame: bytes | memoryview, max_size: int, decompressor: Callable[[bytes | memoryview], bytes]) -> bytes:
     try:
-        if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):
-            raise ValueError("the frame is shorter than its content could be, or does not state the size of its content")
-        return _zstandard.decompress(frame)
+        if not 0 <= zstandard.frame_content_size(frame) <= max_size:  # no memory was allocated for the content yet
+            raise ValueError("the frame states no size, or an impossible size")
+        return decompressor(frame)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
 
@@ -210,7 +203,7 @@ def decompress(frame: bytes | memoryview) -> bytes:
 def pack_events(data: bytes, stem: str) -> bytes:
     """Return the compressed form of a short batch of events, or `b""` if the batch should be stored uncompressed.
 
-    `stem` is the part that the ids in the events have in common. It is replaced with a single byte.
+    `stem`, the part that the ids in the events have in common, is replaced with a single byte.
     """
     if len(data) > COMPRESS_FROM or _ID in data:
         return b""
@@ -219,16 +212,8 @@ def pack_events(data: bytes, stem: str) -> bytes:
 
 
 def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Decompress a batch that `pack_events` compressed with the same `stem`.
-
-    Raises ValueError if `packed` is invalid, or if its content is larger than `pack_events` accepts.
-    """
-    try:
-        if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
-            raise ValueError("the frame is too large for a short batch, or does not state its size")
-        return _zstandard.decompress_events(packed).replace(_ID, stem.encode())
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
+    """Decompress a batch that `pack_events` compressed with the same `stem`. Raises ValueError if `packed` is invalid."""
+    return _decompress(packed, COMPRESS_FROM, _zstandard.decompress_events).replace(_ID, stem.encode())
 
 
 def pack(text: bytes) -> bytes:
@@ -239,7 +224,7 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> Any:
-    """Decode a stored value. Raises NewerRecord if its form is unknown, and Damaged if its content is not valid JSON."""
+    """Decode a stored value. Raises NewerRecord if its form is unknown, or Damaged if its content is not valid JSON."""
     try:
         return orjson.loads(_text(blob, 0))
     except _NO_JSON:
@@ -247,10 +232,7 @@ def unpack(blob: bytes) -> Any:
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
-    """Return the JSON text of the value that begins at index `start` of `blob`.
-
-    Raises NewerRecord if the value's form is unknown, and one of `_NO_JSON` if the value is damaged.
-    """
+    """Return the JSON of the value at index `start`. Raises NewerRecord, or one of `_NO_JSON` if the value is damaged."""
     form = blob[start]
     if form == _PLAIN:
         return memoryview(blob)[start + 1 :]
@@ -263,12 +245,12 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
 
 
 def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
-    """Return a flat list with the id and the encoded form of each item of a conversation."""
+    """Return the id and the encoded form of each item, in one flat list."""
     return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """Return the uncompressed size of the JSON in the value that begins at index `start` of `blob`."""
+    """Return the uncompressed size in bytes of the value that begins at index `start` of `blob`."""
     if blob[start : start + 1] == b"Z":
         return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1
@@ -280,7 +262,6 @@ def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> byte
 
 
 def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Return the JSON of a turn with these input `items` and this `output`."""
     return orjson.dumps({"input": items, "output": output})
 
 
@@ -290,7 +271,7 @@ def turn_owner(turn: bytes) -> str:
 
 
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, and Damaged if its content is not a turn."""
+    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn."""
     try:
         # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]

