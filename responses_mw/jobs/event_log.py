@@ -1,7 +1,4 @@
-"""Write the event logs of running jobs, read them for a takeover, and finalize jobs in place of their workers.
-
-The events of all running jobs of this process are written in one round trip, at most every 50 ms.
-"""
+"""Write the event logs of all running jobs in one round trip, and finalize jobs in place of their workers."""
 
 from __future__ import annotations
 
@@ -25,29 +22,27 @@ from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 0.05
+INTERVAL = 0.05  # minimum seconds between two round trips
 
-# Reasons to stop a run: its lease is lost, the worker drains before the run has output, or the time to drain is over.
+# Reasons to stop a run: its lease is lost, the worker drains before the run has output, or the drain has timed out.
 LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
 EVENTS_BEFORE_OUTPUT = 3
 """Number of events before the first output: `response.created`, `response.queued` and `response.in_progress`."""
 
 
 class ClaimedJob:
-    """A job that this worker holds, with its pending events and the state of its lease."""
+    """A job that this worker holds, and its pending events. `renewed` is the loop time when the lease was last requested."""
 
     def __init__(self, job: Job, renewed: float) -> None:
-        """`renewed` is the event loop's time when the lease was requested."""
         self.job = job
         self.began = self.renewed = renewed
         self.next_number = job.next_number
         self.sending: Batch | None = None
         self.sent = asyncio.Event()
         self.ending = False
-        """Whether the pending events are stored together with the response instead of being appended to the log."""
+        """Whether the pending events will be stored together with the response."""
         self.size = 0
         self.stopped: str | None = None
-        """The reason why the run was stopped, or None if it was not stopped."""
         self.task: asyncio.Task[None] | None = None
         self._pending: list[bytes] = []
         self._count = 0
@@ -79,7 +74,7 @@ class ClaimedJob:
         self.size += len(data)
 
     def batch(self) -> Batch | None:
-        """Remove the pending events and return them as a batch, or return None if there are no pending events."""
+        """Remove and return the pending events, or return None if there are none."""
         if not self._count:
             return None
         first = self.next_number
@@ -89,16 +84,13 @@ class ClaimedJob:
         return batch
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to append, or None if there is no batch or the lease is lost.
-
-        A batch whose append was not confirmed is returned again.
-        """
+        """Return the batch to append until the append is confirmed, or None if there is no batch or the lease is lost."""
         if self.sending is None and not self.ending:
             self.sending = self.batch()
         return self.sending if self.stopped != LOST else None
 
     def stop(self, why: str) -> None:
-        """Cancel the run and its request to the upstream. The first call sets the reason. Later calls have no effect."""
+        """Cancel the run and its request to the upstream. Only the first call has an effect."""
         if self.stopped is None:
             self.stopped = why
             if why == LOST:
@@ -109,7 +101,7 @@ class ClaimedJob:
 
 
 class EventLogWriter:
-    """Collects the events of claimed jobs and appends them to the logs."""
+    """Collects the events of claimed jobs, and appends them to the logs while `run` is running."""
 
     def __init__(self, jobs: Jobs, lease: float) -> None:
         self._jobs = jobs
@@ -130,7 +122,7 @@ class EventLogWriter:
             await claimed.sent.wait()
 
     async def last(self, claimed: ClaimedJob) -> None:
-        """Wait for the batch in transit, and append no further batch. The pending events are then stored with the response."""
+        """Wait for the batch in transit, and append no further batch. The caller must store the pending events."""
         claimed.ending = True
         await self.written(claimed)
 
@@ -168,14 +160,10 @@ class EventLogWriter:
                 claimed.stop(LOST)
 
 
-# -- the log of a job that this process holds but does not run ----------------------------------------------------
-
-
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable` if Redis
-    is unavailable.
+    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable`.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
@@ -184,19 +172,16 @@ async def write_end(state: State, taken: Taken) -> Document:
     elif taken.verdict != "failed" or error is None:
         LEASES_LOST.add()
         error, kind = {"code": "server_error", "message": WorkerLost().message}, WorkerLost.__name__
-    document = await _write(state, job, "failed" if error else "cancelled", error)
+    document = await write_output(state, job, error)
     report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)
     return document
 
 
-async def write_failure(state: State, job: Job, error: dict[str, str]) -> Document:
-    """Finalize a job as failed, with the output in its log. Return its document and raise the same errors as `write_end`."""
-    return await _write(state, job, "failed", error)
-
-
-async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
+async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
+    """Finalize a job with the output in its log, as cancelled unless there is an `error`. Return and raise as `write_end`."""
     output = await read_log(state, job)
     output.cut()
+    status = "failed" if error else "cancelled"
     document = {**job.document, "output": output.items, "status": status, "error": error}
     last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
     context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
@@ -209,23 +194,18 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
 
 
 async def clean_up(state: State, response_id: str) -> None:
-    """Remove a job that has ended from the queue, and compress its log.
-
-    If the compression fails, the uncompressed log remains until it expires. Raises `StateUnavailable` if the job cannot be
-    removed.
-    """
+    """Remove a job that has ended from the queue, and compress its log. Raises `StateUnavailable` if the removal fails."""
     await state.queue.drop(response_id)
     try:
         await state.jobs.compress(response_id)
-    except StateUnavailable as error:
+    except StateUnavailable as error:  # the uncompressed log remains until it expires
         logger.debug("could not compress the log of response %s: %s", response_id, error.message)
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay the job's log up to the first gap or damage. Only one page of the log is in memory at a time.
+    """Replay the log of a job that the caller holds, up to the first gap or damage.
 
-    The caller must hold the job, so that no other process writes to the log. Raises `Fenced` if the log was deleted, and
-    `StateUnavailable` if Redis is unavailable.
+    Raises `Fenced` if the log was deleted, and `StateUnavailable`.
     """
     output = LogReplay()
     while output.next_number < job.next_number:
@@ -233,7 +213,7 @@ async def read_log(state: State, job: Job) -> LogReplay:
         if isinstance(batches, Damaged):
             break
         if not batches:
-            raise Fenced(job.response_id)  # the log was deleted in the meantime
+            raise Fenced(job.response_id)
         if not await by_size(sum(len(batch.data) for batch in batches), _replay, output, batches):
             logger.error("the event log of response %s has a gap after event %d", job.response_id, output.next_number - 1)
             break
@@ -241,7 +221,7 @@ async def read_log(state: State, job: Job) -> LogReplay:
 
 
 def _replay(output: LogReplay, batches: list[Batch]) -> bool:
-    """Replay the batches up to the first gap. Return False if there is a gap."""
+    """Replay the batches. Return False if there is a gap."""
     for batch in batches:
         if batch.first != output.next_number:
             return False
@@ -251,7 +231,7 @@ def _replay(output: LogReplay, batches: list[Batch]) -> bool:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """Return the history that the response continues, or an empty history if it was deleted or is damaged."""
+    """Return the history that the response continues, or an empty history if the history was deleted or is damaged."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:

@@ -1,15 +1,14 @@
 """The readers of event logs in this process.
 
-A follower has a position in its log, but no buffer. At the end of the log, it receives new batches in
-announcements. If its client is slow, it reads from the log when the client is ready, so that a slow client uses no memory. All
-followers read in one round trip, and followers of the same response share one subscription.
+A follower has a position in its log, but no buffer. At the end of the log, new batches arrive in announcements. If the client
+is slow, the follower reads from the log when the client is ready. All followers read in one round trip.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import islice
 
 from ..errors import BadRequest
@@ -27,7 +26,9 @@ POLL = 2.0
 PATIENCE = 60.0
 _PAUSE = 0.5
 TOGETHER = 100
-"""Maximum number of logs read in one round trip."""
+"""Maximum number of logs that one round trip reads."""
+
+_LOST = "The response was deleted, or the state store lost it."
 
 Settle = Callable[[str], Awaitable[None]]
 
@@ -35,11 +36,10 @@ Settle = Callable[[str], Awaitable[None]]
 class Followers:
     """All followers of this process. While there are followers, `run` must be running.
 
-    `close` ends all followers, so that their clients continue at another replica.
+    A follower ends if Redis is unavailable for `patience` seconds.
     """
 
     def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
-        """`patience` is how many seconds a follower waits for an unavailable Redis before it ends."""
         self.state = state
         self.patience = patience
         self.is_closed = False
@@ -51,15 +51,14 @@ class Followers:
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
         """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
 
-        The first batch may be empty. The last batch is `final`, unless this process stops or Redis remains unavailable. Clients
-        then reconnect.
-
-        Before the first batch, raises `BadRequest` if the log has expired, and `StateUnavailable` if the log cannot be read.
+        The first batch may be empty. The last batch is `final`, unless this process stops or Redis remains unavailable. Before
+        the first batch, raises `BadRequest` if the log has expired, and `StateUnavailable` if the log cannot be read.
         """
         follower = _Follower(self, document, after)
         self._followers.add(follower)
         try:
-            with self.state.wakeups.on(response_address(document["id"]).events, follower.on_message):
+            channel = response_address(document["id"]).events
+            with self.state.wakeups.on(channel, lambda message: follower.announce(announced(message))):
                 batches = await follower.read(first=True)
                 if not batches:
                     yield Batch(after + 1, after, b"")  # tells the client that it is connected
@@ -67,7 +66,7 @@ class Followers:
                 while batches:
                     for batch in batches:
                         if batch.first > follower.number + 1:
-                            yield _broken(document, follower.number + 1, "events are missing in its log")
+                            yield follower.broken("events are missing in its log")
                             return
                         yield follower.passed(batch)
                     batches = await follower.next()
@@ -75,27 +74,25 @@ class Followers:
             self._followers.discard(follower)
 
     async def run(self, settle: Settle) -> None:
-        """Read logs for all followers, until cancelled.
-
-        For each response without new events, call `settle`, which finalizes the response if its worker was lost.
-        """
+        """Read logs for all followers. Call `settle` for responses without new events, because their workers may be lost."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read())
                 group.create_task(self._poll(settle))
         finally:
-            _cancel(self._wanted.values())
+            for future in self._wanted.values():
+                future.cancel()
 
     def close(self) -> None:
-        """End all followers without a terminal event."""
+        """End all followers without a terminal event, so that their clients continue at another replica."""
         self.is_closed = True
         for follower in self._followers:
             follower.announce(None)
 
     async def page(self, response_id: str, number: int) -> list[Batch]:
-        """Return the page of a log after event `number`. The page is read in one round trip with the pages of other followers.
+        """Return the page of a log after event `number`, read together with the pages of other followers.
 
-        Raises `StateUnavailable` if the page cannot be read.
+        Raises `StateUnavailable`.
         """
         place = (response_id, number)
         if place not in self._wanted:
@@ -112,7 +109,8 @@ class Followers:
                 try:
                     await self._answer(wanted)
                 finally:
-                    _cancel(wanted.values())
+                    for future in wanted.values():
+                        future.cancel()
 
     async def _answer(self, wanted: dict[tuple[str, int], asyncio.Future[list[Batch]]]) -> None:
         logs: Sequence[list[Batch] | Exception]
@@ -159,17 +157,14 @@ class _Follower:
         self._is_at_end = False
         """Whether the follower has passed the final batch or must stop."""
         self._is_compressed = False
-        """Whether the follower reads the compressed form of the log."""
+        """Whether the follower reads the compressed log."""
         self._is_behind = False
-        """Whether the log has more batches after the page that was read last."""
+        """Whether the log has batches after the page that was read last."""
         self._has_news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
-    def on_message(self, message: bytes) -> None:
-        self.announce(announced(message))
-
     def announce(self, batch: Batch | None) -> None:
-        """Announce a new `batch`, or with None that the log may have grown."""
+        """Announce a new `batch`. Without a batch, announce that the log may have grown."""
         if batch is not None and batch.last <= self.number and not batch.final:
             return
         if self._waiter is None or self._waiter.done():
@@ -178,7 +173,7 @@ class _Follower:
             self._waiter.set_result(batch if batch is not None and batch.first == self.number + 1 else None)
 
     def passed(self, batch: Batch) -> Batch:
-        """Advance the position past `batch`, and return its events after the old position."""
+        """Advance the position past `batch`, and return the batch's events after the old position."""
         seen, self.number = self.number, max(self.number, batch.last)
         self._is_at_end = batch.final
         if batch.first > seen:
@@ -195,7 +190,7 @@ class _Follower:
         return batches
 
     async def _news(self) -> Batch | None:
-        """Wait for an announcement. Return the announced batch, or None if the next batch must be read from the log."""
+        """Return the next announced batch, or None if the next batch must be read from the log."""
         if not self._has_news:
             self._waiter = asyncio.get_running_loop().create_future()
             batch = await self._waiter
@@ -205,11 +200,10 @@ class _Follower:
         return None
 
     async def read(self, *, first: bool = False) -> list[Batch]:
-        """Read the next batches. Return an empty list if there are none yet, or if the follower must end.
+        """Read the next batches. Return an empty list if the log has no new batches, or if the follower must end.
 
-        While Redis is unavailable, repeat the read for `patience` seconds, unless this is the `first` read.
-
-        The `first` read raises `StateUnavailable`, and `BadRequest` if the log has expired.
+        The `first` read raises `StateUnavailable`, and `BadRequest` if the log has expired. Later reads are repeated for
+        `patience` seconds while Redis is unavailable.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._followers.patience
@@ -220,23 +214,22 @@ class _Follower:
                 if first:
                     raise
                 if isinstance(error, Damaged):
-                    return [_broken(self._document, self.number + 1, error.reason)]
+                    return [self.broken(error.reason)]
                 self._is_at_end = loop.time() > deadline
                 await asyncio.sleep(_PAUSE)
         return []
 
     async def _end(self, *, first: bool) -> list[Batch]:
-        """Check whether the response has ended. Return its last batches, or an empty list if the response is still running."""
+        """Return the last batches if the response has ended, or an empty list if the response is running."""
         number = self.number
         try:
             last = await self._followers.state.jobs.end(self.response_id)
         except Missing:
-            return [_lost(self._document, number + 1)]
+            return [self._failed(_LOST)]
         if last is None:
             return []
         if last <= number:  # Redis may have lost the last events, including events that were read here
-            has_moved = number > self._began
-            return [_lost(self._document, number + 1) if has_moved else Batch(number + 1, number, b"", final=True)]
+            return [self._failed(_LOST) if number > self._began else Batch(number + 1, number, b"", final=True)]
         batches = await self._page()  # the response may have ended between the two reads
         if not batches:
             self._is_compressed = True
@@ -248,7 +241,6 @@ class _Follower:
         return batches
 
     async def _page(self) -> list[Batch]:
-        """Read one page from the log or its compressed form."""
         if self._is_compressed:
             batches = await self._followers.state.jobs.compressed(self.response_id, self.number)
             self._is_behind = bool(batches)
@@ -257,25 +249,13 @@ class _Follower:
             self._is_behind = len(batches) == PAGE
         return batches
 
+    def broken(self, reason: str) -> Batch:
+        """Log the `reason` why the rest of the log cannot be read, and return the terminal event for the client."""
+        logger.error("response %s cannot be followed beyond event %d: %s", self.response_id, self.number, reason)
+        return self._failed(f"The events of the response cannot be read: {reason}.")
 
-def _cancel(futures: Iterable[asyncio.Future[list[Batch]]]) -> None:
-    """Cancel the futures without a result. Call this when no task will set the results."""
-    for future in futures:
-        future.cancel()
-
-
-def _lost(document: Document, number: int) -> Batch:
-    """Return the terminal event of a response that is no longer in Redis."""
-    return _failed(document, number, "The response was deleted, or the state store lost it.")
-
-
-def _broken(document: Document, number: int, reason: str) -> Batch:
-    """Return the terminal event of a response whose log cannot be read any further. Logs the `reason`."""
-    logger.error("response %s cannot be followed beyond event %d: %s", document["id"], number - 1, reason)
-    return _failed(document, number, f"The events of the response cannot be read: {reason}.")
-
-
-def _failed(document: Document, number: int, message: str) -> Batch:
-    """Return a `response.failed` event as the final batch. The event's number is valid for this follower only."""
-    error = {"code": "server_error", "message": message}
-    return Batch(number, number, sse.encode([end({**document, "status": "failed", "error": error}, number)]), final=True)
+    def _failed(self, message: str) -> Batch:
+        """Return a `response.failed` event as the final batch. The event's number is valid for this follower only."""
+        error, number = {"code": "server_error", "message": message}, self.number + 1
+        event = end({**self._document, "status": "failed", "error": error}, number)
+        return Batch(number, number, sse.encode([event]), final=True)

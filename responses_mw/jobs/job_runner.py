@@ -1,4 +1,4 @@
-"""Run one claimed job from start to finish, and decide whether and when to retry it."""
+"""Run one claimed job, and decide whether and when to retry it."""
 
 from __future__ import annotations
 
@@ -39,25 +39,23 @@ from ..telemetry.tracing import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
-from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, clean_up, read_log, write_end, write_failure
+from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, clean_up, read_log, write_end, write_output
 
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after its creation during which a job waits for a replica with its key. New keys may still be rolled out."""
+"""Seconds after its creation during which a job waits for a replica with the job's key, which may still be rolled out."""
 _LOG_STEP = 1024 * 1024
-"""Bytes by which a running job's log grows before its size in the owner's quota is updated."""
+"""Bytes by which the log of a running job grows before the growth is charged to the owner's quota."""
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
 TIMEOUT_FACTOR = 20
-"""Factor by which a job waits longer for the upstream than a stream, which waits for `upstream.overload_timeout`."""
+"""Factor by which a job waits longer for the upstream than a stream (`upstream.overload_timeout`)."""
 FAILURES = 3
 """Number of consecutive failures that open the circuit."""
 
 
 class JobRunner:
-    """Runs jobs. `scope` is the ASGI scope for calls to an upstream in this process."""
-
     def __init__(
         self,
         runner: Runner,
@@ -79,11 +77,10 @@ class JobRunner:
         self._max_log_bytes = 8 * state.options.response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
-        """Run the job until it ends, is requeued or is stopped.
+        """Run the job until the job ends, returns to the queue or is stopped.
 
-        Raises `InvalidEnvelope` if the key of the job's secrets is missing here, but another replica may have it. Raises
-        `StateUnavailable` if Redis is unavailable, `Deleted` if the response was deleted, and `Fenced` if another process holds
-        the job.
+        Raises `InvalidEnvelope` if only another replica may have the key of the job's secrets, `StateUnavailable`, `Deleted` if
+        the response was deleted, and `Fenced` if another process holds the job.
         """
         job = claimed.job
         try:
@@ -96,7 +93,7 @@ class JobRunner:
                 return
             if not await self._retry(claimed, error, None):
                 code, message = as_response_error(error)
-                document = await write_failure(self._state, job, {"code": code, "message": message})
+                document = await write_output(self._state, job, {"code": code, "message": message})
                 end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
@@ -106,9 +103,9 @@ class JobRunner:
             await self._end(claimed, run)
 
     async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
-        """Requeue the job if it was stopped or the upstream was unavailable, and another worker can continue it.
+        """Requeue the job if it was stopped or needs a retry. Return False if this worker must finalize the job.
 
-        Returns False if this worker must finalize the job. A stopped job that nobody can continue is marked as failed.
+        A stopped job is marked as failed if no other worker can continue it.
         """
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
@@ -137,11 +134,7 @@ class JobRunner:
         return await self._runner.resume(request, caller, job, await self._takeover(claimed))
 
     async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
-        """Return the output of an earlier worker, or None if there is no output.
-
-        Raises `WorkerLost` if the output cannot be continued, `Fenced` if the log was deleted, and `StateUnavailable` if
-        Redis is unavailable.
-        """
+        """Return the output of an earlier worker, if any. Raises `WorkerLost` if the output cannot be continued."""
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
@@ -158,10 +151,9 @@ class JobRunner:
         return run is None or not claimed.has_begun or await self._runner.turns.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
-        """Return the job's decrypted secrets: the caller's `headers` and the `tools` of the request.
+        """Decrypt the caller's `headers` and the `tools` of the request.
 
-        Raises `Unauthorized` if the credential has expired or cannot be decrypted, and `InvalidEnvelope` if another replica may
-        have the key.
+        Raises `Unauthorized` if that is impossible, and `InvalidEnvelope` if another replica may have the key.
         """
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
@@ -178,10 +170,7 @@ class JobRunner:
         return secrets
 
     async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
-        """Run the job's turns, and write all events except the terminal event.
-
-        Stopping the job cancels `claimed.task`, which closes the connection to the upstream.
-        """
+        """Run the job's turns in `claimed.task`, and write all events except the terminal event."""
         claimed.task = asyncio.create_task(self._turns(claimed, run))
         if claimed.stopped:
             claimed.task.cancel()
@@ -214,7 +203,7 @@ class JobRunner:
                         return
 
     async def _end(self, claimed: ClaimedJob, run: Run) -> None:
-        """Store the response together with its last events. While Redis is unavailable, try again until the lease is lost."""
+        """Store the response together with its last events. While Redis is unavailable, retry until the lease is lost."""
         annotate(outcome="lost")  # until the response is stored
         await self._log_writer.last(claimed)
         number, rest = claimed.next_number, claimed.batch()
@@ -242,8 +231,7 @@ class JobRunner:
     async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
         """Requeue the job if the upstream was unavailable, another worker can continue the job and there is time left.
 
-        `error` is what ended the run. `run` is None if the job failed before it had a run. Returns False if this worker must
-        finalize the job.
+        `error` is the reason why the run ended. Return False if this worker must finalize the job.
         """
         why = retry_reason(error)
         if why is None:
@@ -277,12 +265,8 @@ class JobRunner:
         return True
 
     async def _report(self, claimed: ClaimedJob, error: UpstreamError, run: Run | None) -> None:
-        """Record a failure in the circuit breaker, unless the upstream still answers a cheap request.
-
-        The error may concern only the model or prompt of this run, and must then not stop the jobs of other owners. If `run` is
-        None, the job itself has sent only cheap requests, and no other request is sent.
-        """
-        if run is not None:
+        """Record a failure in the circuit breaker, unless the upstream still answers a cheap request."""
+        if run is not None:  # the error may concern only the model or prompt of this run
             with suppress(UpstreamError):
                 await self._runner.probe(run.caller)
                 self.breaker.succeed()
@@ -290,14 +274,13 @@ class JobRunner:
         self.breaker.fail(claimed.began, error)
 
     async def _flush(self, claimed: ClaimedJob) -> None:
-        """Write the pending output of this worker, and append no further events."""
+        """Append this worker's pending output, and no further events."""
         if claimed.has_grown:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
 
 
 def secrets_purpose(response_id: str) -> str:
-    """Return the `purpose` with which a job's secrets are sealed and opened."""
     return f"job {response_id}"
 
 
@@ -321,10 +304,10 @@ def retry_delay(retries: int, error: UpstreamError) -> float:
 
 
 class CircuitBreaker:
-    """Stops the jobs of this process while the upstream is unavailable.
+    """Prevents jobs from starting in this process while the upstream is unavailable.
 
-    `FAILURES` consecutive failures open the circuit. While it is open, one job per pause probes the upstream. The pause doubles
-    with each failed probe. The first success closes the circuit. Times are event loop times.
+    `FAILURES` consecutive failures open the circuit. While the circuit is open, one job per pause probes the upstream. The
+    pause doubles with each failed probe. The first success closes the circuit. Times are event loop times.
     """
 
     def __init__(self) -> None:
@@ -339,7 +322,6 @@ class CircuitBreaker:
 
     @property
     def admits(self) -> bool:
-        """Whether a job may begin now."""
         return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
 
     def begin(self) -> None:
@@ -353,7 +335,7 @@ class CircuitBreaker:
         self._failures, self._pause = 0, FIRST_DELAY
 
     def fail(self, began: float, error: UpstreamError) -> None:
-        """Record that the upstream was unavailable for a job. `began` is the time when the job began."""
+        """Record that the upstream was unavailable for a job that began at `began`."""
         was_open, now = self.is_open, asyncio.get_running_loop().time()
         self._failures += 1
         if not self.is_open or (was_open and began < self._opened):

@@ -17,7 +17,7 @@ from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
-from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
+from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable
 from ..telemetry.context import annotate
 from ..telemetry.tracing import queueing_span, with_trace_context
 from .event_log import write_end
@@ -35,15 +35,14 @@ _CANCEL_BACKOFF = 0.05
 
 
 class JobService:
-    """Creates, follows, cancels and deletes the background responses of all replicas, and runs the tasks of this process.
+    """Creates, follows, cancels and deletes the background responses of all replicas. Without a `worker`, only others run jobs.
 
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Any of these calls may be repeated or omitted.
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each of these calls may be repeated or omitted.
     """
 
     def __init__(
         self, state: State, sealer: Sealer, settings: JobSettings, redis: RedisSettings, worker: Worker | None = None
     ) -> None:
-        """Without a `worker`, other processes run the jobs."""
         self._state = state
         self._sealer = sealer
         self._worker = worker
@@ -57,8 +56,7 @@ class JobService:
     async def check_secrets(self) -> None:
         """Check that every replica can decrypt the credential that is stored with a job.
 
-        Raises `NotSupported` if `auth.secret_keys` is not set or if the keys of the replicas differ. Raises `StateUnavailable`
-        if Redis is unavailable, so that the keys cannot be compared.
+        Raises `NotSupported` if `auth.secret_keys` is not set or differs from the other replicas' keys, and `StateUnavailable`.
         """
         if self._keys_agree:
             return
@@ -72,10 +70,9 @@ class JobService:
             raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
-        """Store a prepared `run` as a job, queue the job, and return its document. The `gate` is awaited first.
+        """Await the `gate`, store the `run` that was prepared from `body` as a queued job, and return the job's document.
 
-        `body` is the request from which the run was prepared. Raises `OverBound` or `OverQuota` if the job is too large,
-        `Unavailable` if it cannot be stored now, and the errors of `gate`.
+        Raises the errors of `gate`, `OverBound`, `OverQuota`, and `Unavailable` if the job cannot be stored now.
         """
         await gate()
         if not run.document["store"]:
@@ -87,7 +84,7 @@ class JobService:
         start = sse.encode(run.assembler.start(queued=True))
         document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
-        # Tools contain credentials too, for example for MCP servers.
+        # Tools may contain credentials too, for example for MCP servers.
         secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=secrets_purpose(document["id"]), owner=owner)
         try:
@@ -106,14 +103,14 @@ class JobService:
         return document
 
     def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:
-        """Yield the events of a background response after event number `after`. See `Followers.follow`."""
+        """See `Followers.follow`."""
         return self._followers.follow(document, after)
 
     async def cancel(self, response_id: str, owner: str) -> Document:
-        """Cancel a background response if it is queued or running, and return its document.
+        """Cancel a background response unless it has ended, and return its document.
 
-        Raises `BadRequest` if the response is not a background response, `Missing` if it does not exist, and `Unavailable` if
-        it cannot be cancelled now.
+        Raises `Missing`, `BadRequest` if the response is not a background response, and `Unavailable` if it cannot be cancelled
+        now.
         """
         for _ in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
@@ -121,7 +118,7 @@ class JobService:
                 raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
             if document["status"] not in RUNNING:
                 return document
-            taken = await self._take(response_id, "cancel", owner)
+            taken = await self._state.jobs.take(response_id, "cancel", worker="", lease=self._lease, owner=owner)
             if taken.job is None:
                 continue  # the response has just ended
             if taken.worker:
@@ -134,10 +131,7 @@ class JobService:
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete a response. Cancel it first if it is queued or running.
-
-        Raises `Missing` if the response does not exist, and `Unavailable` if it cannot be cancelled or deleted now.
-        """
+        """Delete a response, and first cancel it if it is queued or running. Raises the same errors as `cancel`."""
         with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:
@@ -145,12 +139,11 @@ class JobService:
         await self._state.responses.delete(response_id, owner)
 
     async def settle(self, response_id: str) -> None:
-        """Finalize a response whose worker was lost.
+        """Finalize a response whose worker was lost, or queue a waiting response that is missing from the queue.
 
-        A response that waits for a worker remains queued. If such a response is missing from the queue, it is queued again.
-        Raises `StateUnavailable` if Redis is unavailable.
+        Raises `StateUnavailable`.
         """
-        taken = await self._take(response_id, "settle")
+        taken = await self._state.jobs.take(response_id, "settle", worker="", lease=self._lease)
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
             logger.warning("response %s was missing from the queue and has been put back", response_id)
         if taken.job is not None:
@@ -159,9 +152,6 @@ class JobService:
             except (Deleted, Fenced):
                 logger.debug("response %s was finalized by another process", response_id)
 
-    async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
-        return await self._state.jobs.take(response_id, why, worker="", lease=self._lease, owner=owner)
-
     # -- the tasks of this process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -169,7 +159,7 @@ class JobService:
         self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:
-        """Start claiming jobs, if this process has a worker. Call this when the upstream is available."""
+        """Start claiming jobs if this process has a worker. The upstream must be available."""
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
@@ -179,21 +169,18 @@ class JobService:
 
     @property
     def running(self) -> int:
-        """The number of background responses that run in this process."""
+        """The number of background responses that this process runs now."""
         return self._worker.running if self._worker is not None else 0
 
     def stop(self) -> None:
-        """Stop claiming jobs, and end the followers, so that clients continue at another replica.
-
-        Call this when the server stops.
-        """
+        """Stop claiming jobs, and end the followers, so that clients continue at another replica."""
         self._stopped = True
         self._followers.close()
         if self._worker is not None:
             self._worker.stop()
 
     async def drain(self) -> None:
-        """Stop, and wait until the worker has finished its jobs or returned them to the queue."""
+        """Call `stop`, and wait until the worker's jobs have ended or are in the queue again."""
         self.stop()
         if self._working is not None:
             await asyncio.shield(self._working)

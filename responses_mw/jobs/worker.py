@@ -1,11 +1,7 @@
-"""Claim jobs, run them and renew their leases. When a worker stops, it finishes its jobs or returns them to the queue.
+"""Claim jobs, run the jobs, and renew their leases.
 
-1. Each job has one holder, which knows the job's fencing token. The scripts reject writes with any other token. A worker whose
-   write is rejected stops the run.
-2. Every append renews the lease, and so does the heartbeat. A worker that could not renew a lease for most of its duration
-   stops the run before another worker may take the job.
-3. After an outage of Redis, leases may have expired although their workers are alive. For the duration of one lease, no job is
-   taken from another worker.
+Each job has one holder, which knows the job's fencing token. The scripts reject writes with any other token. A worker stops a
+run if a write is rejected, or if the lease was not renewed for most of its duration.
 """
 
 from __future__ import annotations
@@ -31,15 +27,15 @@ from .job_runner import JobRunner
 logger = logging.getLogger(__name__)
 
 POLL = 1.0
-"""Maximum seconds between two checks of the queue. Messages usually trigger a check earlier."""
+"""Maximum seconds between two checks of the queue. Messages trigger earlier checks."""
 GIVE_UP_AFTER = 0.8
-"""Fraction of a lease's duration after which a run whose lease was not renewed is stopped."""
+"""Fraction of a lease's duration after which a run is stopped if the lease was not renewed."""
 FINAL_WRITES_TIMEOUT = 5.0
-"""Seconds that a worker waits after the drain until the jobs that it stopped are stored."""
+"""Seconds after the drain in which the stopped jobs are stored."""
 
 
 class Worker:
-    """Runs up to `jobs.concurrency` jobs at a time."""
+    """Runs up to `jobs.concurrency` jobs at a time. `scope` is the ASGI scope for calls to an upstream in this process."""
 
     def __init__(
         self,
@@ -64,13 +60,13 @@ class Worker:
         self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
         self._suspicion = asyncio.Event()
-        """Set when a job of this worker may have been cancelled."""
+        """Set when a job of this worker may have been cancelled by another process."""
         self._is_stopping = False
         self._sweeps_from = 0.0
         self._warnings = WarningLimit()
 
     async def run(self) -> None:
-        """Claim and run jobs until `stop` is called. Then wait up to `server.drain_timeout` for the running jobs."""
+        """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()))
             for partition in self._state.queue.partitions:
@@ -86,11 +82,11 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """The number of jobs in progress."""
+        """The number of running jobs."""
         return len(self._tasks)
 
     def stop(self) -> None:
-        """Stop claiming jobs. `run` returns when the claimed jobs are finished or returned to the queue."""
+        """Stop claiming jobs. `run` returns when the claimed jobs have ended or are in the queue again."""
         self._is_stopping = True
         self._change.set()
 
@@ -110,6 +106,7 @@ class Worker:
             except StateUnavailable as error:
                 level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
                 logger.log(level, "no jobs are claimed: %s", error.message)
+                # Leases may have expired during an outage although their workers are alive.
                 self._sweeps_from = loop.time() + self._lease
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(look):
@@ -136,7 +133,7 @@ class Worker:
                 task.add_done_callback(self._done)
 
     async def _sweep(self) -> None:
-        """While this worker is full, finalize lost jobs or put them first in the queue."""
+        """While this worker is full, finalize lost jobs or return lost jobs to the queue."""
         for partition in self._state.queue.partitions:
             while self._sweeps and not self._has_room and not self._is_stopping:
                 job = await self._claim_from(partition, sweep=True, fresh=False)
@@ -145,11 +142,7 @@ class Worker:
                 await self._work(job, "settle")
 
     async def _claim_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Claim a job from `partition`. Return None if there is no job to claim.
-
-        A damaged partition counts as empty, so that it does not delay the other partitions.
-        """
-        with suppress(Damaged):
+        with suppress(Damaged):  # so that a damaged partition does not delay the other partitions
             return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
         return None
 
@@ -162,12 +155,12 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Take and run the job. Errors are logged. After an error, the lease expires and a worker claims the job again."""
+        """Take and run the job. After an error, which is logged, the lease expires and a worker claims the job again."""
         try:
             await self._take(response_id, why)
         except Damaged as error:
             logger.warning("removing response %s from the queue: %s", response_id, error.message)
-            with suppress(StateUnavailable):  # the job's lease expires, and a worker claims the job again
+            with suppress(StateUnavailable):
                 await self._state.jobs.abandon(response_id)
                 await self._state.queue.drop(response_id)
         except StateUnavailable as error:
@@ -207,7 +200,6 @@ class Worker:
 
     @contextmanager
     def _observed(self, claimed: ClaimedJob) -> Iterator[None]:
-        """Trace the job, count its response, and log its start and end."""
         job = claimed.job
         facts = {"worker": self._name, "attempt": job.attempts + 1, "retries": job.retries}
         with job_span(job.response_id, job.owner) as request:
@@ -239,7 +231,7 @@ class Worker:
                     claimed.stop(LOST)
 
     async def _beat(self) -> None:
-        """Renew the leases three times per lease duration, and at once when a message says that a job was cancelled."""
+        """Renew the leases three times per lease duration, and immediately after a message about a cancelled job."""
         loop, pause = asyncio.get_running_loop(), self._lease / 3
         while True:
             with suppress(TimeoutError):
@@ -266,7 +258,7 @@ class Worker:
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Return jobs without output to the queue, and wait for jobs with output. Stop jobs that exceed the timeout."""
+        """Return jobs without output to the queue, and wait for the other jobs. After the timeout, stop these jobs too."""
         for claimed in list(self._claimed.values()):
             if not claimed.has_begun:
                 claimed.stop(DRAINED)
