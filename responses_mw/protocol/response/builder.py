@@ -28,7 +28,7 @@ class ResponseOptions:
     logprobs: bool = False
     think_tag: str | None = None
     single_call: bool = False
-    """Whether a turn may have only one call. Further calls are left out, because upstreams may ignore `parallel_tool_calls`."""
+    """Whether only the first call of a turn is shown, because upstreams may ignore `parallel_tool_calls`."""
     max_calls: int | None = None
     """Maximum number of calls that the server executes."""
     include: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class ResponseOptions:
 
 
 class IdSource(Protocol):
-    """A source of ids (`responses_mw.ids.RunIds`). The `protocol` package itself generates no random numbers."""
+    """A source of ids (`responses_mw.ids.RunIds`)."""
 
     def item(self, prefix: str) -> str: ...
 
@@ -46,7 +46,6 @@ class IdSource(Protocol):
 class ResponseBuilder(ABC):
     """Builds a response from the answers of the upstream. Methods return the events that they emit, in order.
 
-    `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
     `ResponsesPassthrough` does not override the members for calls and interruptions, because the upstream runs the tools.
     """
 
@@ -76,18 +75,15 @@ class ResponseBuilder(ABC):
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
-        """Start the response and emit `response.created`.
-
-        The second event is `response.queued` if the run is `queued` until a worker takes it, otherwise `response.in_progress`.
-        """
+        """Emit `response.created`, then `response.queued` if a worker runs the response, otherwise `response.in_progress`."""
         self.response["status"] = "queued" if queued else "in_progress"
         self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """Start a queued run. `number` is the number of its next event.
+        """Start a queued run, whose next event has this `number`.
 
-        Emit `response.in_progress`, unless another worker has already emitted this event.
+        `response.in_progress` is emitted unless another worker has already emitted this event.
         """
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
@@ -96,10 +92,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Continue the output of another worker. `number` is the number of the next event.
-
-        An open output text stays open, so that it can be continued. Any other open item is closed as `incomplete`.
-        """
+        """Continue the output of another worker, as after `break_off`. `number` is the number of the next event."""
         raise NotImplementedError
 
     def conclude(self, completed_at: int) -> None:
@@ -112,17 +105,13 @@ class ResponseBuilder(ABC):
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
 
     def terminal(self) -> list[Event]:
-        """Emit the event that ends the stream.
-
-        The document may change after this event. A second call then emits the event again, with the same number.
-        """
+        """Emit the event that ends the stream. A second call emits the changed document, with the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
         return self._emitter.drain()
 
     def _lifecycle(self, *events: str) -> None:
-        """Emit events that contain the current document."""
         self._emitter.emit(*events, response=whole(self.response, self._options.include))
 
     # Turns
@@ -185,10 +174,7 @@ class ResponseBuilder(ABC):
     # Items that arrive whole
 
     def list_tools(self, listings: Iterable[Item]) -> list[Event]:
-        """Add an `mcp_list_tools` item for each MCP server, before the first turn.
-
-        Each listing contains the `server_label` and the `tools` of one server.
-        """
+        """Add an `mcp_list_tools` item for each listing, which contains the `server_label` and `tools` of one MCP server."""
         for listing in listings:
             added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
             item, output_index = self._add_item(added)
@@ -208,7 +194,6 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def _add_item(self, item: Item) -> tuple[Item, int]:
-        """Add an item to the output, with a new id, and emit its `added` event. Return the item and its `output_index`."""
         output = self.response["output"]
         item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
         output.append(item)

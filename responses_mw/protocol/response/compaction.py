@@ -1,13 +1,10 @@
 """Compaction: replace the history with a summary (OpenAI reference, "Compaction").
 
-1. A `compaction` item contains the encrypted summary. The last compaction replaces the items before it, except for system
-   messages, developer messages and `additional_tools`. The model sees the summary as a user message, followed by the items
-   after the compaction. If only system, developer and user messages precede the compaction, the client has selected what to
-   keep, as Codex does. The model then sees all messages.
-2. User messages at the end of the compacted items have not been answered yet. They are not summarized. They are stored in the
-   envelope, and follow the summary unchanged.
-3. If the last item is a `compaction_trigger`, the compaction is the only output of the response. If the request exceeds the
-   number of tokens in `context_management`, the compaction is made before the next turn of the response.
+- A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
+  the last compaction. System messages, developer messages and `additional_tools` are not replaced. If only system, developer
+  and user messages precede the compaction, the client has selected what to keep, as Codex does, and no message is replaced.
+- User messages at the end of the compacted items have not been answered yet. They are not summarized. They are stored in the
+  envelope, and follow the summary unchanged.
 """
 
 from __future__ import annotations
@@ -60,7 +57,10 @@ def is_asked(items: Sequence[Item]) -> bool:
 
 
 def threshold_of(request: CreateResponse) -> int | None:
-    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted."""
+    """Return the number of tokens above which the history of `request` is compacted, or None without a request for compaction.
+
+    `default` applies if the request asks for compaction but does not set a threshold.
+    """
     return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 
@@ -88,8 +88,7 @@ def create_body(body: Any) -> dict[str, Any]:
 def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Split the items that the model would see into the items to summarize and the user messages at the end.
 
-    If there is nothing to summarize before the user messages, they are summarized as well. Raises `BadRequest` if there is
-    nothing to summarize at all.
+    If only user messages can be summarized, they are all summarized. Raises `BadRequest` if there is nothing to summarize.
     """
     seen = [item for item in items if item["type"] != TRIGGER]
     end = _answered(seen)
@@ -115,10 +114,7 @@ def _can_summarize(items: Sequence[Item]) -> bool:
 
 
 def summary_request(request: CreateResponse) -> CreateResponse:
-    """Return a request for a summary of the history of `request`.
-
-    It has the same model and sampling parameters, but no options that shape the answer, such as grammars.
-    """
+    """Return a request for a summary of the history of `request`, without options that shape the answer, such as grammars."""
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}
@@ -132,10 +128,7 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
 
 
 def document(run: Document, user_messages: Sequence[Item]) -> Document:
-    """Return the `response.compaction` for `run`, a response whose output is the compaction.
-
-    The `output` of the result is the whole input for the next request: all user messages, then the compaction.
-    """
+    """Return the `response.compaction` for `run`. Its `output` is the whole input for the next request."""
     return {
         "id": run["id"],
         "object": "response.compaction",
@@ -151,11 +144,11 @@ def document(run: Document, user_messages: Sequence[Item]) -> Document:
 def open_last(
     items: Sequence[Item], open_: Callable[[str], bytes | None], *, offset: int = 0, keeps_foreign: bool = False
 ) -> list[Item]:
-    """Return `items` with the last compaction decrypted, and without the items that it replaces.
+    """Return `items` with the last compaction decrypted, and without the items that the compaction replaces.
 
-    `open_` decrypts an envelope, or returns None if the envelope was not encrypted with our keys. With `keeps_foreign`, an
-    envelope of another server leaves the items unchanged, because the upstream may be able to decrypt it. Without
-    `keeps_foreign`, raises `BadRequest` with a path that counts from `offset`, where the request's own input begins.
+    `open_` decrypts an envelope, or returns None for an envelope of another server. `keeps_foreign` means that the upstream may
+    be able to decrypt this envelope, so the items are returned unchanged. Otherwise, `BadRequest` is raised with a path that
+    counts from `offset`, where the request's own input begins.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

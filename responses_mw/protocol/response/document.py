@@ -13,6 +13,7 @@ _ECHOED = (
     *("safety_identifier", "store", "tool_choice", "truncation", "user", "metadata"),
 )
 _ECHOED_IF_SET = ("prompt", "prompt_cache_options", "prompt_cache_retention")
+# Values of parameters that the client did not set.
 _DEFAULTS = {
     "parallel_tool_calls": True,
     "service_tier": "default",
@@ -22,7 +23,6 @@ _DEFAULTS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Values that the document shows for parameters that the client did not set."""
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
@@ -55,7 +55,6 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
 
 
 def _echo(tool: Tool) -> Tool:
-    """Return a tool as the document shows it. A function always has a description, parameters and `strict`."""
     if tool["type"] != "function":
         return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
@@ -98,8 +97,7 @@ def end(document: Document, number: int) -> Event:
 
 # -- usage: the token counts of many servers in one shape ----------------------------------------------------------------
 
-_MAX_COUNT = 2**53 - 1
-"""Maximum token count. Not every client can read larger integers."""
+_MAX_COUNT = 2**53 - 1  # not every client can read larger integers
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -107,7 +105,6 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _count(holder: Any, *names: str) -> int:
-    """Return the first valid count among the members `names` of `holder`, or 0 if there is none."""
     given = (holder.get(name) for name in names) if isinstance(holder, dict) else ()
     return next(filter(_is_count, given), 0)
 
@@ -177,14 +174,14 @@ class UsageSum:
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Set the chat usage of the interrupted answer that the next answer continues, or None if this usage is unknown."""
+        """Set the chat usage of the interrupted answer that the next answer continues. None means that the usage is unknown."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return `total`, which is the usage of the earlier turns, plus the usage of the current turn.
+        """Return `total`, the usage of the earlier turns, plus the usage of the current turn, which is added only once.
 
-        The current turn's usage is added only once. Return None if the usage of an interrupted answer is unknown.
+        Return None if the usage of an interrupted answer is unknown.
         """
         if not self.reported or not self._is_known:
             return total if self._is_known else None
@@ -201,10 +198,7 @@ class UsageSum:
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an answer in two parts.
-
-    `part` is the usage of the first part. `usage` is the usage of the second part, whose prompt contained the first part.
-    """
+    """Return the usage of an answer that was continued. The prompt of the second part, `usage`, contained the first `part`."""
     prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
     return {
         "input_tokens": prompt,

@@ -29,17 +29,13 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-_MAX_OPENING = 256
-"""Maximum number of characters before the text, including its opening quote. After more, the text is not streamed."""
+_MAX_OPENING = 256  # maximum number of characters up to the opening quote of a text that is streamed
 
 
 class StringMember:
-    """Decodes the string `name` of a JSON object that arrives in pieces, if this string is the object's first member.
+    """Decodes the string `name`, the first member of a JSON object that arrives in pieces, even if the JSON is careless.
 
-    A tool that takes one text is represented by a function with one string, `{"input": "..."}`. The string is streamed to the
-    client.
-
-    Models write careless JSON, with raw line breaks in strings and backslashes that begin no escape. The result of
+    Models write raw line breaks in strings, and backslashes that begin no escape. The result of
     `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.
     """
 
@@ -52,7 +48,7 @@ class StringMember:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Decode the next piece and return the text that it adds. An incomplete escape is held back."""
+        """Return the text that the next piece adds. An incomplete escape is held back."""
         if self._over:
             return ""
         text = self._held + piece
@@ -68,7 +64,7 @@ class StringMember:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
         If the member is not the first one, its whole text is returned. If there is no string of this name in `whole`, `whole`
-        itself is returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
+        itself is returned, so that nothing the model wrote is lost.
         """
         if self._inside:
             return self._held
@@ -122,7 +118,7 @@ class OpenCall:
         self.grow()
 
     def grow(self) -> None:
-        """Emit deltas for the pieces of the arguments that have arrived since `grow` was last called."""
+        """Emit deltas for the new pieces of the arguments."""
         for piece in self.call.take():
             self._show(self._member.feed(piece) if self._member else piece)
 
@@ -156,7 +152,7 @@ class OpenCall:
             self._emitter.delta(self._template, text)
 
     def emit(self, names: tuple[str, ...]) -> None:
-        """Emit the event `response.<name>` for each of the `names`. These events show the progress of the call."""
+        """Emit the event `response.<name>`, which shows the progress of the call, for each of the `names`."""
         self._emitter.emit(*(f"response.{name}" for name in names), **self.place)
 
 
@@ -170,10 +166,8 @@ class ItemBuilder(ResponseBuilder):
         """Forms of the offered functions, by name. A call with any other name becomes a `function_call`."""
         self._allowed: frozenset[str] | None = None
         self._call_ids = set(options.used_call_ids)
-        self._tool_calls = ToolCalls()
-        """The calls of the turn."""
-        self._served = 0
-        """Number of calls of the run that the server executes."""
+        self._tool_calls = ToolCalls()  # of the turn
+        self._served = 0  # number of calls of the run that the server executes
 
     # -- texts and calls ------------------------------------------------------------------------------------------
 
@@ -200,7 +194,10 @@ class ItemBuilder(ResponseBuilder):
     def _open_call(self, form: CallForm, call: ToolCall) -> None:
         item: Item = {"type": form.item, "status": "in_progress"}
         if not form.served:
-            item["call_id"] = self._call_id(call.id)
+            # The upstream's id may be too long for the client to send back, or already used (TGI: always "0").
+            is_usable = call.id and call.id not in self._call_ids and len(call.id) <= MAX_CALL_ID
+            item["call_id"] = call.id if is_usable else self._ids.item("call")
+            self._call_ids.add(item["call_id"])
         item |= form.members
         if text := CALL_TEXTS.get(form.item):
             item[text.member] = ""
@@ -209,21 +206,8 @@ class ItemBuilder(ResponseBuilder):
         item, output_index = self._add_item(item)
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
-    def _call_id(self, given: str | None) -> str:
-        """Return the upstream's id of a call, or a new id if the upstream's id is unusable.
-
-        An id is unusable if it is missing, too long to be sent back, or already used in the history (TGI: always "0").
-        """
-        usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
-        call_id = given if given and usable else self._ids.item("call")
-        self._call_ids.add(call_id)
-        return call_id
-
     def _reopen(self, item: Item, reasoning: EventTarget) -> None:
-        """Reopen the last item, which another worker began. A call cannot be continued, so it is closed as `incomplete`.
-
-        `reasoning` is the kind of text in reasoning items.
-        """
+        """Reopen the last item, which another worker began. A call cannot be continued, so it is closed as `incomplete`."""
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
             kind = OUTPUT_TEXT if item["type"] == "message" else reasoning
@@ -274,10 +258,7 @@ class ItemBuilder(ResponseBuilder):
         return self._options.max_calls is not None and self._served >= self._options.max_calls
 
     def _form(self, call: ToolCall) -> CallForm | None:
-        """Return the form of a call of the turn, or None if the response leaves the call out.
-
-        The name of the call must be known, because the decision is final.
-        """
+        """Return the form of a call whose name is known, or None if the response leaves the call out. The decision is final."""
         if not call.is_decided:
             call.is_decided, call.form = True, self._decided_form(call)
         return call.form

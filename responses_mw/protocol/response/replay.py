@@ -1,9 +1,7 @@
 """Rebuild items from the events of a stream that may have stopped anywhere, and continue an interrupted turn.
 
 Output that the client has seen cannot be withdrawn, so the next answer must continue it. A `Phase` describes what the client
-has seen. If the client has seen the text of a message, the upstream is asked to continue the text, and a `Seam` checks that
-the upstream does not start over. If the worker of a background response was lost or stopped, `LogReplay` restores the output
-from the log of the response's events.
+has seen. If the client has seen text, a `Seam` checks that the upstream continues the text instead of starting over.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from ..tool_kinds.registry import TOOL_ITEMS, is_finished
 from ..types import Item, Part
 from .events import ADDED, DONE, PARTS, TARGETS, EventTarget
 
+# Types of events after which the server may have executed a call.
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
-"""Matches the types of events after which the server may have executed a call."""
 _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
+# Members with the results of calls that the server executed, by item type. Events contain these members only on request.
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
-"""Members with the results of calls that the server executed, by item type. Events contain these members only on request."""
 
 MIN_REPEATED = 8
 """Minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer."""
@@ -42,10 +40,7 @@ class OutputReplay:
         """For each place of an open item, the deltas that have not been joined, by stem and index of the part."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Apply an event to the items. Events that do not change an item are ignored.
-
-        Raises `UpstreamError` if the part in the event is not an object.
-        """
+        """Apply an event to the items. Raises `UpstreamError` if the part in the event is not an object."""
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open[len(self.items)] = {}
@@ -111,7 +106,7 @@ def _append(holder: dict[str, Any], member: str, events: list[Mapping[str, Any]]
 
 
 def _part(item: Item, kind: EventTarget, index: Any) -> Part:
-    """Return the part that deltas extend. If the upstream did not announce the part (vLLM for reasoning), add it first."""
+    """Return the part that deltas extend. A part that the upstream did not announce (vLLM for reasoning) is added first."""
     parts: list[Part] = item.get(kind.holder) or []
     item[kind.holder] = parts
     if isinstance(index, int) and 0 <= index < len(parts):
@@ -152,14 +147,12 @@ class Takeover:
         self.items = items = log.items
         open_items = [log.put(place) for place in log.open]
         self.open = last = open_items[-1] if open_items else None
-        """The last item, with the text so far, or None if no item is open."""
         self.turn_begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
         """Number of items before the last turn."""
         self.calls = sum(_is_served(item) and is_finished(item) for item in items)
         """Number of server-side calls that have ended."""
         turn = items[self.turn_begins_at :]
         self.phase = phase_of(turn, last if last is not None and _is_served(last) and not log.runs else None)
-        """What the client has seen of the last turn."""
         if len(open_items) > 1 or any(map(_hides_result, items)):
             self.phase = Phase.FIXED
         broke_off = bool(turn) and turn[-1].get("status") == "incomplete" and turn[-1]["type"] != "message"
@@ -176,10 +169,7 @@ class Takeover:
         return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
 
     def ids_used(self, stem: str) -> int:
-        """Return one more than the highest number in item ids and call ids of the form `<prefix>_<stem><number>`.
-
-        Return 0 if no id has this form.
-        """
+        """Return one more than the highest number in ids of the form `<prefix>_<stem><number>`, or 0 if there is none."""
         ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
         found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
         return max((int(match[1]) + 1 for match in found if match), default=0)
@@ -249,9 +239,7 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Compare the next text with the message so far.
-
-        Return the texts that are new, with their log probabilities, or None if more text is needed to decide.
+        """Return the new texts with their log probabilities, or None if more text is needed to decide.
 
         Raises `UpstreamError` if the upstream started a new answer instead of continuing the message.
         """

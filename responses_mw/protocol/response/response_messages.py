@@ -1,12 +1,9 @@
 """Build vLLM's `input_messages` and `output_messages`, which show what the model received and wrote.
 
 Clients request these members with `enable_response_messages` (vLLM's Responses API, "Extra parameters"). For gpt-oss, they
-contain Harmony messages that `openai_harmony.Message.from_dict` can read. A Harmony message has its author twice: at the top
-level, where `from_dict` expects it, and under `author`, as vLLM serializes it. For other models, the members contain
-`raw_message_tokens`: the prompts and answers as texts and token ids.
-
-Data that the upstream does not report is left empty. Only vLLM reports token ids (see `RAW_PARAMETERS`). The text of an answer
-is the text that the server decoded. If text and tokens differ, the tokens are correct, as in vLLM.
+contain Harmony messages, for other models the prompts and answers as `raw_message_tokens`. A Harmony message has its author at
+the top level, where `openai_harmony.Message.from_dict` expects it, and under `author`, as vLLM serializes it. Token ids that
+the upstream does not report are left empty. If text and tokens differ, the tokens are correct, as in vLLM.
 """
 
 from __future__ import annotations
@@ -25,15 +22,12 @@ from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
 RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
-"""Parameters of vLLM's chat API that request token ids and the text of the prompt. Other servers do not support them."""
+"""Parameters of vLLM's chat API that request token ids and the text of the prompt. Other servers do not support these."""
 
-_START = 200006
-"""The token `<|start|>`, with which every prompt of gpt-oss begins."""
-
+_START = 200006  # the token `<|start|>`, with which every prompt of gpt-oss begins
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
-_BUILT_IN_LABEL = "code_interpreter"
-"""Label of an MCP server. vLLM treats a server with this label as its built-in Python tool."""
+_BUILT_IN_LABEL = "code_interpreter"  # vLLM treats an MCP server with this label as its built-in Python tool
 
 
 def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
@@ -83,10 +77,7 @@ class ResponseMessages:
 
 @dataclass(slots=True)
 class RawTurn:
-    """One chat completion as texts and tokens.
-
-    `messages` are the messages of the request. All other fields are collected from the chunks of the answer.
-    """
+    """One chat completion: the `messages` of its request, and the texts and tokens collected from its answer."""
 
     messages: Sequence[Message]
     prompt: str | None = None
@@ -95,7 +86,6 @@ class RawTurn:
     tokens: list[int] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> None:
-        """Add the texts and token ids in a chunk of the answer. Raises `UpstreamError` if token ids are not integers."""
         if isinstance(chunk.get("prompt_text"), str):
             self.prompt = chunk["prompt_text"]
         self.prompt_tokens += _token_ids(chunk, "prompt_token_ids")
@@ -123,10 +113,9 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
 
 
 def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the input messages and the output messages of a run as `raw_message_tokens`.
+    """Return the prompt of the first turn as input, and the answers with the prompts of later turns between them as output.
 
-    The input is the prompt of the first turn. The output is the answers of all turns, with the prompts of later turns between
-    them. If the upstream does not report a prompt, the JSON of the chat messages is used.
+    If the upstream does not report a prompt, the JSON of the chat messages is used.
     """
     texts: list[tuple[str, list[int]]] = []
     for turn in turns:
@@ -171,11 +160,7 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Convert one chat message to Harmony messages.
-
-    `names` maps call ids to the names of tools, which are the authors of tool messages. The calls in an assistant message are
-    added to `names`.
-    """
+    """Convert one chat message. `names` maps call ids to the authors of results. The message's calls are added to `names`."""
     role, text = message["role"], _flat(message.get("content"))
     if role == "tool":
         call_id = message["tool_call_id"]
@@ -195,9 +180,9 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """Convert the `output` of a response to Harmony messages.
+    """Convert the `output` of a response to Harmony messages. Text before the last call is a preamble.
 
-    `results` maps the ids of call items to the results that the model saw. Text before the last call is a preamble.
+    `results` maps the ids of call items to the results that the model saw.
     """
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
@@ -217,7 +202,6 @@ def _is_call(item: Item) -> bool:
 
 
 def _from_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]]:
-    """Convert a call item to a message with the call. If the server executed the call, add a message with the result."""
     to, call_id = _recipient(item["type"], item), str(item.get("call_id") or item["id"])
     made = [_call(to, arguments_of(item), call_id)]
     if "call_id" in item or item["type"] == "mcp_approval_request":
@@ -245,7 +229,7 @@ def _flat(content: str | list[Part] | None) -> str:
 
 
 def _content(role: str, **members: Any) -> dict[str, Any]:
-    """Return a system or developer message with those `members` that are not empty."""
+    """Return a system or developer message with the non-empty `members`."""
     return _of(role, [{"type": f"{role}_content", **{name: value for name, value in members.items() if value}}])
 
 

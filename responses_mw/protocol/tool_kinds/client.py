@@ -34,7 +34,6 @@ from .form import (
 
 
 def _definition(**optional: Check) -> Check:
-    """Return a check for the definition of a tool with a name."""
     name = partial(checks.string, pattern=NAME)
     check = fields({"name": name}, description=checks.string, defer_loading=checks.boolean, **optional)
     return chain(check, refuse_unsupported)
@@ -108,7 +107,6 @@ CUSTOM = ToolKind(
 
 
 def _client_search(value: Any, path: str) -> str:
-    """Check that the client, not the server, executes a tool search."""
     if checks.one_of(value, path, {"server", "client"}) == "server":
         checks.unsupported(path, "tools are searched by the client only; set it to 'client'.")
     return "client"
@@ -188,10 +186,7 @@ class _Unsupported(Exception):
 
 
 def as_pattern(expression: str) -> str | None:
-    """Return the `pattern` equivalent to a full match of `expression`.
-
-    Return None if the expression has no equivalent or more than `MAX_LENGTH` characters.
-    """
+    """Return the `pattern` equivalent to a full match of `expression`, or None if `expression` is unsupported or too long."""
     if len(expression) > MAX_LENGTH:
         return None
     expression = expression.removeprefix("^")  # outer anchors are implied
@@ -234,10 +229,7 @@ def _piece(token: re.Match[str], kind: str) -> str:
 
 
 def _class(members: str) -> str:
-    """Translate a character class.
-
-    `^` and `-` are moved to the end of the class, where they need no escape. Not all servers support escapes in a class.
-    """
+    # `^` and `-` move to the end of the class, because not all servers support escapes in a class.
     if any(operator in members for operator in ("--", "&&", "~~")):
         raise _Unsupported
     pieces: list[str] = []

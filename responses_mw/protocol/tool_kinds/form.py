@@ -1,8 +1,7 @@
 """Describe a kind of tool: its definition, its items, and the function that represents it to the chat model.
 
 The chat model sees every tool as a function. The client sees items and events that differ by kind (OpenAI reference,
-"Streaming events"). A `ToolKind` describes the function, the items and the events. To add a kind, define a `ToolKind` and list
-it in `registry`.
+"Streaming events"). To add a kind, define a `ToolKind` and list it in `registry`.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def as_function(name: str, description: str, properties: dict[str, Any], *required: str) -> Tool:
-    """Return a function tool whose parameters are an object with these `properties`. `required` names the required ones."""
+    """Return a function tool whose parameters are an object with these `properties`."""
     parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return {"type": "function", "name": name, "description": description, "parameters": parameters}
 
@@ -146,7 +145,7 @@ def paragraphs(*texts: str | None) -> str:
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Parse the arguments of a call. Return None if the arguments are not a JSON object."""
+    """Parse the arguments of a call, or return None if the arguments are not a JSON object."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -155,10 +154,7 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def parse_shallow(arguments: str) -> dict[str, Any] | None:
-    """Parse arguments that become members of an item.
-
-    Return None if the arguments are not a JSON object, or are nested deeper than `MAX_NESTING` allows.
-    """
+    """Parse a call's arguments. Return None for anything but a JSON object, and for nesting deeper than `MAX_NESTING`."""
     parsed = parse_arguments(arguments)
     try:
         checks.depth([parsed], MAX_NESTING)

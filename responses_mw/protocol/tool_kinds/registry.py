@@ -1,8 +1,7 @@
-"""Definitions of the built-in tools, and an index of all kinds of tools by the types of their definitions and items.
+"""All kinds of tools by the types of their definitions and items.
 
-The client executes `local_shell`, `shell` and `apply_patch` on the user's machine. The server executes `mcp`,
-`code_interpreter` and `web_search`. Definitions of these server-side tools are checked by `responses_mw.tools`, because the
-allowed values depend on the settings.
+The client executes `local_shell`, `shell` and `apply_patch` on the user's machine. `responses_mw.tools` checks the definitions
+of server-side tools, because the allowed values depend on the settings.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def _offer(
     name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
 ) -> Callable[[Tool, str | None], OfferedFunction]:
-    """Return a `ToolKind.offer` that offers the same function for every definition.
-
-    `made` builds the members of a call's item from the complete arguments.
-    """
+    """Return a `ToolKind.offer` with one function. `made` builds the members of a call's item from the complete arguments."""
     function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
     return lambda _tool, _namespace: function
 
@@ -79,10 +75,7 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
 
 
 def _call_id_from_id(value: Item, path: str) -> Item:
-    """Set a missing `call_id` to the item's `id`.
-
-    In the OpenAI reference, the `id` of an output is the id of its call. Some clients send a `call_id` instead.
-    """
+    # In the OpenAI reference, an output's `id` is the id of its call. Some clients send a `call_id` instead.
     return value if "call_id" in value else {**value, "call_id": checks.required(value, "id", path, checks.string)}
 
 
@@ -237,14 +230,10 @@ def _error(value: Any, path: str) -> Any:
 
 
 def _mcp_output(item: Item) -> str:
-    """Return the output of an MCP call or, if it has none, the text of its error.
-
-    An error is a string, or an object with a message or with the content of the tool's result.
-    """
     output, error = item.get("output"), item.get("error")
     if output is not None or not isinstance(error, dict):
         return str(error or "") if output is None else str(output)
-    content = error.get("message") or error.get("content") or ""
+    content = error.get("message") or error.get("content") or ""  # a message, or the content of the tool's result
     blocks = content if isinstance(content, list) else [content]
     return "\n".join(as_text(block.get("text", block) if isinstance(block, dict) else block) for block in blocks)
 
