@@ -1,8 +1,7 @@
 """Decode and check JSON from clients.
 
-A check is a function of a value and its path. It returns the checked value, or raises `BadRequest` with OpenAI's error for
-an invalid value. The error names the path in OpenAI's notation (`input[3].content[0].type`) in `param` and in the message.
-Its code is the API's (`invalid_type`, `missing_required_parameter`, `invalid_value`, `integer_below_min_value`, ...).
+A check is a function of a value and its path. It returns the checked value, or raises `BadRequest` with OpenAI's message and
+code. The path is in OpenAI's notation (`input[3].content[0].type`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, NoReturn
 
 import orjson
@@ -31,10 +30,9 @@ _LARGE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits for one request.
+    """Limits for one request. `tools` includes namespaces, nested tools, and tools in input items.
 
-    `tools` includes nested tools and the tools in input items. `depth` is the maximum nesting of the JSON, and `values` the
-    maximum number of object members and array elements.
+    `depth` is the maximum nesting of the JSON. `values` is the maximum number of object members and array elements.
     """
 
     items: int = 10_000
@@ -44,15 +42,14 @@ class RequestLimits:
 
 
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
-    """Decode JSON. `what` names the data in error messages.
+    """Decode JSON. Error messages refer to the data as `what`.
 
     Raises `BadRequest` for invalid JSON, including `NaN`, infinite numbers and lone surrogates. Raises `TooLarge` if the JSON
     has too many values or is nested too deeply. Integers of more than 64 bits become floats. If an object repeats a member,
     the last value is used.
-
-    Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. Therefore,
-    the values of a long text are counted before decoding, which takes a hundredth of the time.
     """
+    # Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. Counting
+    # the values first takes a hundredth of the time.
     if len(data) > limits.values and has_more_values(data, limits.values):
         raise TooLarge(f"The request has more than {limits.values} values.", code="request_too_many_values")
     try:
@@ -65,11 +62,7 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON, with the garbage collector disabled if `data` is large.
-
-    During decoding, the collector would traverse all objects several times, which takes ten times as long as decoding itself.
-    Decoded JSON has no cycles to collect.
-    """
+    """Decode JSON. If `data` is large, the garbage collector is disabled, because it would take ten times as long."""
     if len(data) <= _LARGE:
         return orjson.loads(data)
     was_enabled = gc.isenabled()
@@ -97,15 +90,11 @@ def has_more_values(data: bytes, maximum: int) -> bool:
 
 
 def _openings(data: bytes) -> int:
-    """Return the number of commas, opening brackets and opening braces."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def depth(value: Any, limit: int) -> None:
-    """Check that `value` is nested at most `limit` levels deep, because code here or in the upstream may recurse.
-
-    Raises `TooLarge` if the value is nested deeper.
-    """
+    """Raise `TooLarge` if `value` is nested deeper than `limit` levels. Code here or in the upstream may recurse."""
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -121,19 +110,20 @@ def depth(value: Any, limit: int) -> None:
 
 # -- errors --------------------------------------------------------------------------------------------------------------
 
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "a boolean"),
-    (int, "an integer"),
-    (float, "a decimal"),
-    (str, "a string"),
-    (list, "an array"),
-    (dict, "an object"),
-    (type(None), "null"),
-)
+_KINDS = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+    NoneType: "null",
+}
 
 
 def kind_of(value: Any) -> str:
-    return next(name for kind, name in _KINDS if isinstance(value, kind))
+    """Return OpenAI's name for the type of a decoded JSON value."""
+    return _KINDS[type(value)]
 
 
 def invalid(path: str, why: str, code: str = "invalid_value") -> NoReturn:
@@ -175,10 +165,7 @@ def foreign_envelope(path: str, param: str) -> NoReturn:
 
 
 def malformed(member: str) -> NoReturn:
-    """Raise `UpstreamError` because `member` of the upstream's answer has an invalid type.
-
-    All other errors in this section are about requests.
-    """
+    """Raise `UpstreamError` because `member` of the upstream's answer has an invalid type."""
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
@@ -186,7 +173,6 @@ def malformed(member: str) -> NoReturn:
 
 
 def as_it_is(value: Any, _path: str) -> Any:
-    """Accept any value."""
     return value
 
 
@@ -223,18 +209,18 @@ def boolean(value: Any, path: str) -> bool:
 def integer(value: Any, path: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         wrong_type(path, "an integer", value)
-    _within(value, path, "integer", minimum, maximum)
+    _check_bounds(value, path, "integer", minimum, maximum)
     return value
 
 
 def number(value: Any, path: str, *, minimum: float | None = None, maximum: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong_type(path, "a decimal", value)
-    _within(value, path, "decimal", minimum, maximum)
+    _check_bounds(value, path, "decimal", minimum, maximum)
     return value
 
 
-def _within(value: float, path: str, kind: str, minimum: float | None, maximum: float | None) -> None:
+def _check_bounds(value: float, path: str, kind: str, minimum: float | None, maximum: float | None) -> None:
     if minimum is not None and value < minimum:
         expected = f"Expected a value >= {minimum}, but got {value} instead."
         invalid(path, f"{kind} below minimum value. {expected}", f"{kind}_below_min_value")
@@ -244,7 +230,7 @@ def _within(value: float, path: str, kind: str, minimum: float | None, maximum: 
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """Check an object in which null has a meaning, such as a JSON Schema or the arguments of a call. Return it unchanged."""
+    """Check an object whose null members have a meaning, such as a JSON Schema or the arguments of a call."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value
@@ -252,9 +238,7 @@ def json_object(value: Any, path: str) -> dict[str, Any]:
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
     """Check an object and return a copy without null members, because null means absent."""
-    if not isinstance(value, dict):
-        wrong_type(path, "an object", value)
-    return {name: member for name, member in value.items() if member is not None}
+    return {name: member for name, member in json_object(value, path).items() if member is not None}
 
 
 def one_of(value: Any, path: str, supported: Collection[str]) -> str:
@@ -264,10 +248,7 @@ def one_of(value: Any, path: str, supported: Collection[str]) -> str:
 
 
 def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
-    """Check the member `name` of the object `holder` at `path`, and return the checked value.
-
-    Raises `BadRequest` if the member is missing or null.
-    """
+    """Check the member `name` of the object `holder` at `path`. A missing or null member is an error."""
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
@@ -277,7 +258,6 @@ def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
 
 
 def among(*supported: str) -> Check:
-    """Return a check that the value is one of the `supported` strings."""
     return partial(one_of, supported=frozenset(supported))
 
 
@@ -292,9 +272,9 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for the members of an object. Null members count as absent, and other members are ignored.
+    """Return a check that replaces these members of an object, in place, with their checked values.
 
-    The check replaces each member in place with its checked value, and returns the object.
+    Null members count as absent. Other members are ignored.
     """
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
@@ -311,7 +291,7 @@ def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> Objec
 
 
 def open_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object that may have other members as well. The check returns a copy without null members."""
+    """Return a check for an object that may have other members. The check returns a copy without null members."""
     check = fields(required, **optional)
     return lambda value, path: check(mapping(value, path), path)
 
@@ -331,7 +311,7 @@ def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -
 
 
 def by_type(kinds: Mapping[str, Check]) -> Check:
-    """Return a check for objects of several types. `kinds` maps each `type` to the check for objects of that type."""
+    """Return a check for objects whose `type` selects the check from `kinds`."""
 
     def check(value: Any, path: str) -> Any:
         holder = mapping(value, path)

@@ -1,8 +1,8 @@
 """Check the body of `POST /v1/responses`, and derive its JSON Schema from the checks.
 
-The checks follow the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not
-define are passed on unchanged, because the upstream may define them (vLLM and SGLang: `top_k`, `seed`,
-`chat_template_kwargs`, ...). Values that depend on the settings, the headers or the history are checked elsewhere.
+The checks follow the OpenAI reference, "Create a model response". Fields that the reference does not define are passed on
+unchanged, because the upstream may define them (`top_k`, `seed`, `chat_template_kwargs`, ...). Values that depend on the
+settings, the headers or the history are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -20,26 +20,17 @@ from .items import parse_input, parse_previous
 from .tools import check_number_of_tools, check_tool_choice, check_tools
 
 INCLUDABLE = frozenset(
-    {
-        "file_search_call.results",
-        "web_search_call.results",
-        "web_search_call.action.sources",
-        "message.input_image.image_url",
-        "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs",
-        "reasoning.encrypted_content",
-        "message.output_text.logprobs",
-    }
+    {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs"}
+    | {"message.input_image.image_url", "computer_call_output.output.image_url"}
+    | {"reasoning.encrypted_content", "message.output_text.logprobs"}
 )
 SERVICE_TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"})
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
-
 
 # -- checks of single parameters ---------------------------------------------------------------------------------------
 
 
 def _conversation(value: Any, path: str) -> str:
-    """Check a `conversation`, which is an id or an object with an id. Return the id."""
     if isinstance(value, dict):
         value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
     if not checks.string(value, path).startswith("conv_"):
@@ -108,13 +99,12 @@ class CreateResponse:
     ] = field(default_factory=dict)
     """When the response is needed (`completion_window`). This has no effect, because all background responses share a queue."""
     cache: Annotated[Any, checks.as_it_is] = None
-    """The request's cache options. `responses_mw.cache.policy` checks them together with the `X-Responses-Cache` header."""
+    """The cache options, which `responses_mw.cache.policy` checks together with the `X-Responses-Cache` header."""
     context_management: Annotated[
         list[dict[str, Any]],
         checks.each(closed_object({"type": among("compaction")}, compact_threshold=partial(checks.integer, minimum=1))),
     ] = field(default_factory=list)
-    conversation: Annotated[str | None, _conversation] = None
-    """Id of the conversation."""
+    conversation: Annotated[str | None, _conversation] = None  # the id
     enable_response_messages: Annotated[bool, checks.boolean] = False
     """Whether the document includes `input_messages` and `output_messages` (a vLLM extension)."""
     frequency_penalty: Annotated[float | None, _penalty] = None
@@ -139,7 +129,7 @@ class CreateResponse:
     service_tier: Annotated[str | None, among(*SERVICE_TIERS)] = None
     store: Annotated[bool, checks.boolean] = True
     stream: Annotated[bool, checks.boolean] = False
-    # include_usage is a Chat Completions option. Usage is always included, so the value has no effect.
+    # Usage is always included, so include_usage, an option of Chat Completions, has no effect.
     stream_options: Annotated[
         dict[str, Any], closed_object(include_obfuscation=checks.boolean, include_usage=checks.boolean)
     ] = field(default_factory=dict)
@@ -184,7 +174,7 @@ REFUSED: dict[str, str] = {
     "n": "a response has only one answer.",
 }
 
-# Codex sends client_metadata, and clients of vLLM send request_id. The upstream needs neither.
+# Codex sends client_metadata, and clients of vLLM send request_id. The upstream does not need these.
 _OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "client_metadata", "request_id"})
 _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
@@ -216,10 +206,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Refuse fields that `parse` would pass on to the upstream because it does not know them.
-
-    Raises `BadRequest` for the first unknown field. The message suggests a similar known name.
-    """
+    """Raise `BadRequest` for the first field that `parse` would pass on unchanged. The message suggests a known name."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]
@@ -229,7 +216,6 @@ def refuse_unknown(body: Any) -> None:
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
-    """Refuse unsupported parameters, conflicting histories, and requests with neither an input nor a history."""
     for name in given.keys() & REFUSED.keys():
         if name != "n" or given[name] != 1:
             checks.unsupported(name, REFUSED[name])
@@ -245,11 +231,6 @@ def _refuse_names(given: dict[str, Any]) -> None:
 
 
 def _check_background(known: dict[str, Any]) -> None:
-    """Check that `background` and `completion_window` fit the other parameters.
-
-    A background response must be stored. A response with a completion window other than `soonest` must be a background
-    response in the standard tier and must not be streamed.
-    """
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
     window = known.get("background_options", {}).get("completion_window", "soonest")
@@ -260,7 +241,7 @@ def _check_background(known: dict[str, Any]) -> None:
 
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """Check the `input` and vLLM's `previous_input_messages`. Return the items of both, the history first."""
+    """Return the items of vLLM's `previous_input_messages`, followed by the items of the `input`."""
     items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if not items or given.get("input") != "":
         items = items + parse_input(given.get("input", []), max_items=limits.items)
@@ -294,8 +275,7 @@ _TYPES: dict[Any, str] = {
 def create_schema(*, closed: bool) -> dict[str, Any]:
     """Return the JSON Schema of the body of `POST /v1/responses`. A `closed` schema does not allow unknown members.
 
-    The schema is derived from the checks. Not every check can be expressed, so the schema accepts some bodies that `parse`
-    refuses.
+    Not every check can be expressed, so the schema accepts some bodies that `parse` refuses.
     """
     members = {name: _schema_of(name) for name in PARAMETERS}
     members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
@@ -312,7 +292,6 @@ def create_schema(*, closed: bool) -> dict[str, Any]:
 
 
 def _schema_of(name: str) -> dict[str, Any]:
-    """Return the schema of a parameter. Null is always valid, because it means absent."""
     check, hint = PARAMETERS[name], _HINTS[name].__origin__
     if check is check_metadata:
         return METADATA

@@ -1,7 +1,7 @@
 """Check and normalize input items, which clients send as `input` or as vLLM's `previous_input_messages`.
 
 Nulls are removed, and the content of a message becomes a list of parts. Most items keep unknown fields, because clients send
-back SDK objects, which have more fields than we sent. To add a type of item, add it to its `ToolKind` or to `ITEMS`.
+back SDK objects with additional fields. To add a type of item, add it to its `ToolKind` or to `ITEMS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
-    """Return a user message with this text."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -36,24 +35,21 @@ def _assistant_message(text: str) -> Item:
 
 
 def text_of(item: Item) -> str:
-    """Return the plain text of a reasoning item: the text of its content or, if it has no content, of its summary."""
+    """Return the text of a reasoning item's content or, if the content is empty, of its summary."""
     return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
 
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """Check an `input` and return it as a list of items. A string becomes a user message.
-
-    Raises `BadRequest` if an item is invalid or there are more than `max_items` items.
-    """
+    """Check an `input` of at most `max_items` items, and return the items. A string becomes a user message."""
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
     return checks.each(item, max_length=max_items)(value, path)
 
 
 def item(value: Any, path: str) -> Item:
-    """Check one input item and return a copy without nulls. Raises `BadRequest` if the item is invalid.
+    """Check one input item and return a copy without nulls.
 
-    An item without a type is a message if it has a role, and a reference if it has only an id.
+    An item without a type is a message if it has a role, or else a reference if it has an id.
     """
     given = checks.mapping(value, path)
     if "type" not in given:
@@ -89,10 +85,7 @@ def _message(value: Item, path: str) -> Item:
 
 
 def _compaction(value: Item, path: str) -> Item:
-    """Check a compaction, and remove all members but its id, type, encrypted content and creator.
-
-    Only the encrypted content is authenticated, so the model must not see any other member.
-    """
+    # Only the encrypted content is authenticated, so the model must not see what other members contain.
     checks.required(value, "encrypted_content", path, checks.string)
     return {name: value[name] for name in ("id", "type", "encrypted_content", "created_by") if name in value}
 
@@ -126,9 +119,9 @@ NOT_SERVED = frozenset(
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
     """Return `items` with the content of encrypted reasoning items restored.
 
-    `unseal` decrypts a text. It returns None if the text was not encrypted with our keys. An item that cannot be decrypted
-    may come from another server, so it is not changed. Raises `BadRequest` if that item has no readable text and belongs to
-    the request's own input, which begins at `offset`.
+    `unseal` decrypts a text, or returns None if the text was not encrypted with our keys. An item that cannot be decrypted may
+    come from another server, and is not changed. Raises `BadRequest` for an item that cannot be decrypted and has no readable
+    text, if the item belongs to the request's own input, which begins at `offset`.
     """
 
     def restored(item: Item, index: int) -> Item:
@@ -149,13 +142,13 @@ def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offs
 # the client adds.
 
 _PREVIOUS = "previous_input_messages"
+_author_role = checks.among("user", "assistant", "system", "developer", "tool")
 
 
 def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
-    """Convert `previous_input_messages` to items that precede the `input`.
+    """Convert at most `max_items` `previous_input_messages` to items that precede the `input`.
 
-    As in vLLM, system and developer messages are ignored, because only the request's own instructions apply. Raises
-    `BadRequest` if a message is invalid, or if there are more than `max_items` messages or items.
+    As in vLLM, system and developer messages are ignored, because only the request's own instructions apply.
     """
     history = _History()
     for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):
@@ -168,8 +161,7 @@ def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
 class _History:
     def __init__(self) -> None:
         self.items: list[Item] = []
-        # The calls in order, under the keys ("id", <id>) and ("name", <name>), and all calls under (). A call that has a result
-        # is removed when it becomes the first of its queue.
+        # Calls under the keys ("id", <id>) and ("name", <name>), and all calls under (). A queue may begin with finished calls.
         self._calls: defaultdict[tuple[str, ...], deque[Item]] = defaultdict(deque)
 
     def add(self, message: Message, path: str) -> None:
@@ -177,8 +169,7 @@ class _History:
         if "author" in message:
             where = f"{path}.author"
             author = checks.mapping(message["author"], where)
-        roles = {"user", "assistant", "system", "developer", "tool"}
-        role = checks.one_of(checks.required(author, "role", where, checks.string), f"{where}.role", roles)
+        role = checks.required(author, "role", where, _author_role)
         message = {**author, **message}
         if role == "user":
             self.items.append(user_message(_text(message, path)))
@@ -213,13 +204,12 @@ class _History:
         self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
 
     def _add_call(self, to: str, arguments: str, call_id: Any) -> None:
-        """Add a call whose status is `incomplete` until its result is added. A call without a result was not executed."""
         call = {
             "type": "function_call",
             "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
             "name": _function_name(to),
             "arguments": orjson.dumps({"code": arguments}).decode() if to == "python" else arguments,
-            "status": "incomplete",
+            "status": "incomplete",  # until the result is added, because a call without a result was not executed
         }
         self.items.append(call)
         for key in (("id", call["call_id"]), ("name", call["name"]), ()):
@@ -237,7 +227,6 @@ class _History:
         self.items.append({"type": "function_call_output", "call_id": call["call_id"], "output": _text(message, path)})
 
     def _waiting(self, *key: str) -> Item | None:
-        """Return the first call under `key` that has no result, if any."""
         calls = self._calls[key]
         while calls and calls[0]["status"] == "completed":
             calls.popleft()
@@ -249,7 +238,6 @@ def _function_name(to: str) -> str:
 
 
 def _text(message: Message, path: str) -> str:
-    """Return the text of a message. Harmony messages have only text parts. A part without text counts as empty."""
     content = message.get("content", "")
     return content if isinstance(content, str) else "\n".join(_texts(content, f"{path}.content"))
 

@@ -1,13 +1,10 @@
 """Check the tools and the `tool_choice` of a request, and list the functions that represent the tools to the chat model.
 
-1. A function's name depends only on its tool (`flat_name`), so calls of earlier turns keep their names (`history_name`).
-   If several functions have the same name, those of MCP servers are renamed to `<label>__<name>`. If names still collide,
-   every function except the first gets a number. `namer` returns the resulting names for calls.
+1. A function's name depends only on its tool, so calls of earlier turns keep their names (`history_name`). If names collide,
+   `distinct` renames functions, and `namer` returns the resulting names for calls.
 2. Tools in `additional_tools` and `tool_search_output` items can be called as well. If a tool is defined again, the new
    definition takes the position of the first one, because the upstream's prefix cache depends on a stable order.
 3. A deferred tool is not offered until a `tool_search_output` contains it.
-
-`tool_kinds` describes the kinds of tools.
 """
 
 from __future__ import annotations
@@ -37,10 +34,7 @@ NOT_SERVED = frozenset(
 
 
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
-    """Check that `tools` and the input `items` together define at most `maximum` tools and namespaces.
-
-    Both values may be malformed, because they have not been checked yet. Raises `BadRequest` if there are too many tools.
-    """
+    """Raise `BadRequest` if `tools` and input `items`, both unchecked, define more than `maximum` tools and namespaces."""
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
     if number > maximum:
@@ -63,10 +57,7 @@ def check_tools(value: Any, path: str = "tools") -> list[Tool]:
 
 
 def check_brought_tools(value: Any, path: str) -> list[Tool]:
-    """Check the tools in an input item. Deferred tools are allowed, because a search may have found them.
-
-    Raises `BadRequest` if a definition is invalid, or if the server executes the tool.
-    """
+    """Check the tools in an input item, which must be executed by the client. Deferred tools are allowed."""
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
@@ -109,10 +100,7 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
 
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
-    """Return the functions for the client tools in `tools` and `items`, which have been checked. Each name is unique.
-
-    Tools that the server executes are skipped.
-    """
+    """Return the functions for the client tools in the checked `tools` and `items`. Each name is unique."""
     functions = {_tool_key(one.form.item, one.form.members): one for one in _functions(tools, deferred=False)}
     for item in items:
         if item["type"] in BRINGS_TOOLS:
@@ -122,16 +110,12 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key shared by all definitions and calls of a tool.
-
-    `kind` is the type of a call's item. `members` are the members of that item or of the tool's `CallForm`.
-    """
+    """Return the key shared by a tool's definitions, whose `members` are in their `CallForm`, and by the items of its calls."""
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
 
 
 def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred: bool) -> Iterator[OfferedFunction]:
-    """Yield the functions of client tools. Those of deferred tools are included only if `deferred` is true."""
     for tool in tools:
         if tool["type"] == "namespace":
             yield from _functions(_described(tool, deferred=deferred), tool["name"], deferred=deferred)
@@ -142,7 +126,7 @@ def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred:
 
 
 def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
-    """Return the tools of a namespace. The namespace's description is added to the description of the first tool."""
+    """Return the tools of a namespace, the first with the namespace's description."""
     tools = [tool for tool in namespace["tools"] if deferred or not tool.get("defer_loading")]
     about = namespace.get("description")
     if tools and about:
@@ -152,10 +136,7 @@ def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """Return the result of a tool search as text for the model: each tool's name and the first line of its description.
-
-    `names` returns the name of the function for a call.
-    """
+    """Describe the tools that a search found to the model. `names` returns the name of the function for a call."""
     lines = []
     for one in _functions(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})
@@ -168,7 +149,10 @@ def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
 
 
 def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
-    """Rename functions so that each name is unique and valid in Chat Completions. Return all functions."""
+    """Rename functions so that each name is unique and valid in Chat Completions.
+
+    Functions of MCP servers whose names collide become `<label>__<name>`. Further collisions are resolved by a number.
+    """
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
     uses = Counter(one.name for one in listed)
     listed = [_with_label(one) if uses[one.name] > 1 else one for one in listed]
@@ -198,15 +182,12 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 
 def history_name(item: Item) -> str:
-    """Return the function name for a call of an earlier turn. `offered` uses the same name if no other tool has it."""
+    """Return the function name for a call of an earlier turn. Without collisions, `offered` uses the same name."""
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function that maps a call to its function name.
-
-    If the call's tool is among `functions`, this is the tool's current name. Otherwise, it is the `history_name` of the call.
-    """
+    """Return a function that maps a call to its tool's name in `functions`, by default to the call's `history_name`."""
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 
@@ -229,8 +210,7 @@ _Key = tuple[Any, ...]
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
     """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
 
-    The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid,
-    names a tool that is neither in `tools` nor in `items`, or requires a call although there is no tool to call.
+    Every named tool must be in `tools` or `items`. The result has no null members, and `allowed_tools` always has a `mode`.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
@@ -285,13 +265,12 @@ def _choice_key(choice: Mapping[str, Any]) -> _Key:
 
 
 def _served_key(tool: Tool) -> _Key:
-    """Return the key of a server-side tool. The members of its definition have not been checked yet."""
     kind, members = _CHOICES[tool["type"]]
-    return kind, *(str(tool.get(name)) for name in members[:1])
+    return kind, *(str(tool.get(name)) for name in members[:1])  # the definition has not been checked yet
 
 
 def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]:
-    """Map the keys of choices to the names of the functions that they select."""
+    """Map the key of each possible choice to the names of the functions that the choice selects."""
     index: defaultdict[_Key, list[str]] = defaultdict(list)
     for one in functions:
         kind, members, function = _KIND_OF_ITEM[one.form.item], one.form.members, one.name
