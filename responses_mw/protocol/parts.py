@@ -27,8 +27,8 @@ class PartKind(NamedTuple):
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
     """Convert content parts to the content of a chat message.
 
-    A single text becomes a string. With `flat`, several texts are joined into a string as well. Otherwise, the content is
-    a list of parts. Errors name the parts by `path`. Raises `BadRequest` for a part that the dialect does not support.
+    A single text becomes a string. With `flat`, several texts are joined into a string as well. Raises `BadRequest` for an
+    invalid file, and for a part that the dialect does not support.
     """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
@@ -36,10 +36,9 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
-    """Convert the output of a call to a tool message, and to parts for a user message that follows it.
+    """Convert the output of a call to a tool message, which holds only text, and to other parts for a user message after it.
 
-    Tool messages hold only text, so parts of other types, such as images, go to the user message. Raises `BadRequest` for
-    a part that the dialect does not support.
+    Raises `BadRequest` for an invalid file, and for a part that the dialect does not support.
     """
     content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]
@@ -54,15 +53,6 @@ def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[ChatPart]:
 
 def _text(content: Sequence[ChatPart]) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
-
-_check_text = checks.fields({"text": checks.string})
-
-
-def _chat_text(part: Part, _dialect: Dialect, _path: str) -> ChatPart:
-    return {"type": "text", "text": part["text"]}
 
 
 # -- images, audio, video ----------------------------------------------------------------------------------------------
@@ -90,9 +80,6 @@ def _chat_image(part: Part, dialect: Dialect, path: str) -> ChatPart:
     return {"type": "image_url", "image_url": image}
 
 
-_check_audio = checks.fields({"input_audio": checks.open_object({"data": checks.string, "format": checks.string})})
-
-
 def _chat_audio(part: Part, dialect: Dialect, path: str) -> ChatPart:
     if not dialect.audio:
         dialect.unsupported(f"{path}.type", "does not accept audio")
@@ -118,10 +105,7 @@ def _check_file(part: Part, path: str) -> Part:
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
-    """Convert a text file to a text part, or a PDF to a file part if the dialect supports PDF.
-
-    The text part begins with the name of the file.
-    """
+    """Convert a PDF to a file part, and any other file to a text part that begins with the file's name."""
     path = f"{path}.file_data"
     data = _decode_file(part["file_data"], path)
     name = part.get("filename")
@@ -137,7 +121,7 @@ def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
 
 
 def _decode_file(data: str, path: str) -> bytes:
-    """Decode a data URL or bare base64 (OpenAI reference, "File inputs")."""
+    # A data URL or bare base64 (OpenAI reference, "File inputs").
     if data.startswith("data:"):
         head, _, data = data.partition(",")
         if not head.endswith(";base64"):
@@ -150,11 +134,15 @@ def _decode_file(data: str, path: str) -> bytes:
 
 # -- all parts -----------------------------------------------------------------------------------------------------------
 
+_text_part = checks.fields({"text": checks.string})
+_audio_part = checks.fields({"input_audio": checks.open_object({"data": checks.string, "format": checks.string})})
+_text_kind = PartKind(_text_part, lambda part, _dialect, _path: {"type": "text", "text": part["text"]})
+
 PART_KINDS: dict[str, PartKind] = {
-    **dict.fromkeys(("input_text", "text", "output_text"), PartKind(_check_text, _chat_text)),  # clients send output back
+    **dict.fromkeys(("input_text", "text", "output_text"), _text_kind),  # clients send output back
     "input_image": PartKind(_check_image, _chat_image),
     "input_file": PartKind(_check_file, _chat_file),
-    "input_audio": PartKind(_check_audio, _chat_audio),
+    "input_audio": PartKind(_audio_part, _chat_audio),
     "input_video": PartKind(checks.fields({"video_url": checks.string}), _chat_video),
 }
 
@@ -165,7 +153,7 @@ def _each_of(**kinds: checks.Check) -> checks.Check:
 
 INPUT_PARTS = _each_of(**{type_: kind.check for type_, kind in PART_KINDS.items()})
 ASSISTANT_PARTS = _each_of(
-    refusal=checks.fields({"refusal": checks.string}), output_text=_check_text, input_text=_check_text, text=_check_text
+    refusal=checks.fields({"refusal": checks.string}), output_text=_text_part, input_text=_text_part, text=_text_part
 )
-SUMMARY_PARTS = _each_of(summary_text=_check_text)
-REASONING_PARTS = _each_of(reasoning_text=_check_text, text=_check_text)
+SUMMARY_PARTS = _each_of(summary_text=_text_part)
+REASONING_PARTS = _each_of(reasoning_text=_text_part, text=_text_part)

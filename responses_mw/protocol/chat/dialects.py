@@ -15,7 +15,7 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of upstream. `refuses` maps the paths of parameters to the reasons why the server cannot honour them."""
+    """One kind of upstream. `refuses` maps parameters to the reasons why the server cannot honour them."""
 
     name: str
     max_tokens: str = "max_tokens"
@@ -51,16 +51,13 @@ class Dialect:
     refuses: dict[str, str] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
-        """Raise `NotSupported` for the value at `path` of a request.
-
-        `why` completes the sentence "the upstream ...", for example "does not accept audio".
-        """
+        """Raise `NotSupported` for the value at `path`. `why` is a predicate such as "does not accept audio"."""
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
-    def check(self, path: str) -> None:
-        """Raise `NotSupported` if the upstream cannot honour the parameter at `path`, which the request sets."""
-        if path in self.refuses:
-            checks.unsupported(path, self.refuses[path])
+    def check(self, name: str) -> None:
+        """Raise `NotSupported` if the upstream cannot honour the parameter `name`, which the request sets."""
+        if name in self.refuses:
+            checks.unsupported(name, self.refuses[name])
 
 
 OPENAI = Dialect(

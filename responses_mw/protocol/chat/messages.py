@@ -1,23 +1,19 @@
 """Build the chat messages for a list of items.
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
-2. The outputs of calls directly follow the message with the calls, in the order of the calls. Their order among the items
-   does not matter. Tool messages hold only text, so images in outputs follow in one user message. A call that was cut off
-   (`incomplete`) and has no output was never executed, and is left out. Any other call without an output gets OpenAI's 400,
-   and so does an output without a call.
+2. The outputs of calls directly follow the message with the calls, in the order of the calls. Tool messages hold only text, so
+   images in outputs follow in one user message. An interrupted call (`incomplete`) without an output was never executed, and is
+   left out. Any other call without an output gets OpenAI's 400, and so does an output without a call.
 3. If the server executed a call, the call's item contains the result. The call ends the assistant message, because the model
    wrote the next item after it had seen the result.
 4. A request for approval is not sent to the model. If the user approves, the model sees the `mcp_call` item. If the user
    declines, the model sees the call with a note that it was not approved.
-5. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning of the current tool
-   loop (after the last user message) is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
-6. System and developer messages keep their position, unless the dialect requires them at the beginning.
-7. A turn that consists only of reasoning, between two user messages, becomes an empty assistant message. Some chat templates
-   refuse two user messages in a row.
-8. Interrupted reasoning (`incomplete`), and reasoning before an interrupted call, is left out if more reasoning or text
+5. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning after the last user
+   message is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
+6. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
+   assistant message, and the summary of a compaction is joined with the user message that follows.
+7. Interrupted reasoning (`incomplete`), and reasoning before an interrupted call, is left out if more reasoning or text
    follows, because the model did not see the interrupted output when it was asked again.
-9. A summary of earlier items becomes a user message. If a user message follows, the two are joined, because some chat
-   templates refuse two user messages in a row.
 """
 
 from __future__ import annotations
@@ -54,11 +50,10 @@ def to_messages(
     names: Names = history_name,
     results: Results | None = None,
 ) -> list[Message]:
-    """Build the chat messages for `items`.
+    """Build the chat messages for `items`, after a system message with the `instructions`.
 
-    `instructions` become the first message. With `all_reasoning`, the reasoning of earlier turns is sent as well. `names`
-    returns the name of the function that an item calls. `results` maps the ids of calls that the server executed to the
-    results that the model sees. The request's own input starts at `items[offset]`, which errors call `input[0]`.
+    With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input starts at `items[offset]`,
+    which errors call `input[0]`.
 
     Raises `BadRequest` for a call without an output, an output without a call, and content that the dialect does not support.
     """
@@ -68,11 +63,15 @@ def to_messages(
     for position, item in enumerate(items):
         builder.take(item, position)
     builder.close()
-    return _hoisted(builder.messages) if dialect.hoist_system else builder.messages
+    if not dialect.hoist_system:
+        return builder.messages
+    system = [message["content"] for message in builder.messages if message["role"] == "system"]
+    others = [message for message in builder.messages if message["role"] != "system"]
+    return [{"role": "system", "content": _joined(system)}, *others] if system else others
 
 
 class _PendingCall(NamedTuple):
-    """A call that has not been added to a message yet. `content` is its result, unless an output item holds the result."""
+    """A call that has not been added to a message yet. `content` is the result of a call that the server executed."""
 
     item: Item
     position: int
@@ -81,7 +80,7 @@ class _PendingCall(NamedTuple):
 
 
 class _MessageBuilder:
-    """Converts items one by one, and appends the resulting chat messages to `messages`."""
+    """Converts items to chat `messages`, with one method for each role of an item."""
 
     def __init__(
         self, items: Sequence[Item], dialect: Dialect, all_reasoning: bool, offset: int, names: Names, results: Results
@@ -110,7 +109,7 @@ class _MessageBuilder:
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")
         if kind.role != "nothing":
-            _STEPS[kind.role](self, item, position)
+            getattr(self, kind.role)(item, position)
 
     def _path(self, position: int) -> str:
         return f"input[{position - self._offset}]" if position >= self._offset else "input"
@@ -132,8 +131,7 @@ class _MessageBuilder:
         self.messages.append({"role": role, "content": content})
 
     def compaction(self, item: Item, position: int) -> None:
-        """Add the summary of a compaction. A compaction that has not been decrypted is skipped."""
-        if "content" not in item:
+        if "content" not in item:  # not decrypted
             return
         self.close()
         self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self._path(position))}
@@ -156,10 +154,6 @@ class _MessageBuilder:
         self._open_call_ids.add(item["call_id"])
 
     def output(self, item: Item, position: int) -> None:
-        """End the assistant message if it has a call with the output's `call_id`.
-
-        Raises `BadRequest` if there is no call with this id, or if the call already has an output.
-        """
         call_id, code = item["call_id"], "missing_tool_call"
         if call_id in self._open_call_ids:
             self.close()
@@ -209,10 +203,7 @@ class _MessageBuilder:
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
-        """Return the output of a call and the output's position, or None if the call was never executed.
-
-        Raises `BadRequest` if the output of an executed call is missing.
-        """
+        """Return the output of a call and the output's position, or None if the call was never executed."""
         if call.content is not None:
             return call.content, call.position
         if call.position in self._answers:
@@ -225,12 +216,8 @@ class _MessageBuilder:
         return None
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
-        """Raise `BadRequest` for a call without an output.
-
-        Some clients resend a call that is already in the history. The error tells them to send only the output.
-        """
         where, first = self._path(call.position), self._answered_call(call.call_id)
-        if first is not None and _same_call(first, call.item):
+        if first is not None and _same_call(first, call.item):  # some clients resend calls that are already in the history
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
             why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
             raise BadRequest(f"Duplicate item found with {shown}: {why}", param=where, code="duplicate_item")
@@ -255,20 +242,8 @@ class _MessageBuilder:
         return {"id": call.call_id, "type": "function", "function": function}
 
     def _answered_call(self, call_id: str) -> Item | None:
-        """Return the first call with this id that has an output, if any."""
         calls = [position for position in self._answers if self._items[position].get("call_id") == call_id]
         return self._items[min(calls)] if calls else None
-
-
-_STEPS: dict[str, Callable[[_MessageBuilder, Item, int], None]] = {
-    "message": _MessageBuilder.message,
-    "reasoning": _MessageBuilder.reasoning,
-    "compaction": _MessageBuilder.compaction,
-    "call": _MessageBuilder.call,
-    "output": _MessageBuilder.output,
-    "served_call": _MessageBuilder.served_call,
-    "approval_request": _MessageBuilder.approval_request,
-}
 
 
 def _same_call(one: Item, other: Item) -> bool:
@@ -292,14 +267,8 @@ def _chat_arguments(arguments: str, dialect: Dialect) -> Any:
     return parsed
 
 
-def _hoisted(messages: list[Message]) -> list[Message]:
-    system = [message["content"] for message in messages if message["role"] == "system"]
-    rest = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": _joined(system)}, *rest] if system else rest
-
-
 def _joined(contents: list[Content]) -> Content:
-    """Join contents to a string if all are strings, otherwise to a list of parts (a system message may have an image)."""
+    """Join contents to a string if all are strings, otherwise to a list of parts."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return "\n\n".join(texts)

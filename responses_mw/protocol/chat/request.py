@@ -1,7 +1,7 @@
 """Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
-Parameters that the client did not set are not sent, because our defaults could differ from the server's. If the dialect cannot
-express a parameter that affects the answer, the request gets a 400.
+Parameters that the client did not set are not sent, because our defaults could differ from the server's. A parameter that
+affects the answer and that the dialect cannot express gets a 400.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Prefill:
     """How the upstream continues an interrupted answer, which is the last message of the request."""
 
     tokens: int = 0
-    """Number of tokens of the answer so far. They count towards the limits of the request."""
+    """Number of tokens of the answer so far, which count towards the limits of the request."""
     without_thinking: bool = False
     """Whether to turn reasoning off, so that the server's parser does not expect any."""
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Whether a grammar may constrain the answer. If so, the answer cannot be continued, as the grammar would start over."""
+    """Whether a grammar may constrain the answer, which then cannot be continued, because the grammar would start over."""
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
@@ -61,9 +61,9 @@ def to_chat(
     """Build the chat request for one turn.
 
     `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
-    for the model. The model may call the functions in `offered`. `results` maps the ids of calls in this run to the results
-    that the model sees. Only the first turn forces a tool; otherwise, the tool loop would not end. With `prefill`, the model
-    continues the last message. Raises `BadRequest` if no message remains, or if the dialect cannot express the request.
+    for the model. `results` maps the ids of calls in this run to the results that the model sees. Only the first turn forces a
+    tool, because the tool loop would not end otherwise. With `prefill`, the model continues the last message. Raises
+    `BadRequest` if no message remains, or if the dialect cannot express the request.
     """
     messages = to_messages(
         items,
@@ -81,7 +81,8 @@ def to_chat(
     _add_sampling(body, request, dialect)
     _add_output_limits(body, request, dialect)
     _add_reasoning(body, request, dialect)
-    _add_text(body, request, dialect)
+    _add_verbosity(body, request, dialect)
+    _add_format(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
     _add_hints(body, request, dialect)
     last = items[-1] if items else {}
@@ -98,7 +99,6 @@ def to_chat(
 
 
 def _deduct(body: ChatRequest, prefill: Prefill) -> None:
-    """Deduct the tokens of the answer so far from the limits in `body`, and turn reasoning off if `prefill` requires it."""
     for name in _LIMITS:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
@@ -107,7 +107,7 @@ def _deduct(body: ChatRequest, prefill: Prefill) -> None:
 
 
 def _template_arguments(body: ChatRequest, **defaults: Any) -> dict[str, Any]:
-    """Return the arguments for the chat template: the `defaults`, overridden by the arguments that the client has set."""
+    """Return the client's arguments for the chat template, and the `defaults` that the client has not set."""
     given = body.get("chat_template_kwargs")
     return {**defaults, **(given if isinstance(given, dict) else {})}
 
@@ -146,29 +146,28 @@ def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect)
         body["chat_template_kwargs"] = _template_arguments(body, enable_thinking=effort != "none")
 
 
-def _add_text(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    verbosity = request.text.get("verbosity")
-    if verbosity is not None:
-        if dialect.verbosity == "field":
-            body["verbosity"] = verbosity
-        elif dialect.verbosity == "template":
-            body["chat_template_kwargs"] = _template_arguments(body, verbosity=verbosity)
-        elif verbosity != "medium":
-            dialect.unsupported("text.verbosity", "has no such setting")
+def _add_verbosity(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    verbosity = request.text.get("verbosity", "medium")
+    if "verbosity" in request.text and dialect.verbosity == "field":
+        body["verbosity"] = verbosity
+    elif "verbosity" in request.text and dialect.verbosity == "template":
+        body["chat_template_kwargs"] = _template_arguments(body, verbosity=verbosity)
+    elif verbosity != "medium":
+        dialect.unsupported("text.verbosity", "has no such setting")
+
+
+def _add_format(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
     wanted = request.text.get("format", {"type": "text"})
     if wanted["type"] == "text":
         return
     if dialect.response_format == "refused":
         dialect.unsupported("text.format", "cannot constrain its output")
-    body["response_format"] = _response_format(wanted, dialect)
-
-
-def _response_format(wanted: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     kind = wanted["type"]
     schema = {name: wanted[name] for name in ("name", "description", "schema", "strict") if name in wanted}
+    body["response_format"] = {"type": kind, kind: schema} if schema else {"type": kind}
     if dialect.response_format == "value":
-        return {"type": kind, "value": {"name": schema["name"], "schema": schema["schema"]} if schema else {"type": "object"}}
-    return {"type": kind, kind: schema} if schema else {"type": kind}
+        value = {"name": schema["name"], "schema": schema["schema"]} if schema else {"type": "object"}
+        body["response_format"] = {"type": kind, "value": value}
 
 
 def _add_tools(
@@ -195,10 +194,7 @@ def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequen
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
-    """Set `tool_choice` so that the model must call any function, a certain one, or one of several.
-
-    Return the functions to offer. Raises `NotSupported` if the upstream cannot be made to call a tool.
-    """
+    """Set `tool_choice` so that the model must call a function. Return the functions to offer."""
     if dialect.tool_choice == "refused":
         dialect.unsupported("tool_choice", "cannot be made to call a tool")
     selected = _named(choice, offered) if isinstance(choice, dict) else offered
@@ -218,10 +214,7 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    """Add the hints that the dialect supports.
-
-    Raises `NotSupported` for unsupported options or retention of the prompt cache. Other unsupported hints are dropped.
-    """
+    # Hints that the dialect does not support are dropped, except those for the prompt cache.
     hints = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier")
     for name in hints:
         value = getattr(request, name)
