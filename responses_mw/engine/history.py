@@ -1,8 +1,4 @@
-"""Read the history that a run continues, and commit its response.
-
-All responses are committed by this module. Without a state store, a request cannot continue anything, and a commit does
-nothing.
-"""
+"""Read the history that a run continues, and commit its response. No other module commits responses."""
 
 from __future__ import annotations
 
@@ -25,13 +21,12 @@ from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
-_GATE_TIMEOUT = 5.0
-"""Timeout of the gate in seconds. Only the caller of a failed response may still have to be checked."""
+_GATE_TIMEOUT = 5.0  # seconds; only the caller of a failed response may still have to be checked
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The input of a run: the earlier items in `chain`, and the items of the request in `input`. Every item has an id."""
+    """The input of a run: the earlier items in `chain`, and the request's items in `input`. Every item has an id."""
 
     chain: Chain
     ids: RunIds
@@ -44,15 +39,13 @@ class RunContext:
 
     @property
     def items(self) -> list[Item]:
-        """The items of `chain` and `input`, in order."""
         return self.chain.items + self.input
 
 
 class History:
-    """Reads histories from the state store and commits responses to it.
+    """Reads histories from the state store and commits responses to it. If `state` is None, nothing is stored.
 
-    If `required` is true, a request fails when its response cannot be stored. Otherwise, the response is returned without being
-    stored.
+    With `required`, a request fails if its response cannot be stored. Otherwise, the response is returned without being stored.
     """
 
     def __init__(self, state: State | None, *, required: bool) -> None:
@@ -60,9 +53,7 @@ class History:
         self._required = required
 
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
-        """Return the history that `request` continues, and the items of its input with new ids.
-
-        References in the input are replaced with the items that they name.
+        """Return the history that `request` continues, and the items of its input with new ids and without references.
 
         Raises `BadRequest` if the previous response or a referenced item is missing, if the previous response cannot be
         continued, or if the request needs a state store and there is none. Raises `NotFound` if the conversation is missing,
@@ -89,10 +80,9 @@ class History:
             raise StateFull("its memory is nearly full")
 
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
-        """Return the history and input of a background response whose request was passed to `begin` before.
+        """Return the history and input of a background response. The items of `request` already have ids.
 
-        The items of `request` must have ids. `ids` and `token` are those of the job. Raises `BadRequest`, `NotFound` and
-        `StateUnavailable` under the same conditions as `begin`.
+        `ids` and `token` are those of the job. Raises `BadRequest`, `NotFound` and `StateUnavailable` like `begin`.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
@@ -115,9 +105,9 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether to store the response: the request asks for it, and the state store exists and is not nearly full.
+        """Return whether the request asks for storage and there is a state store that is not nearly full.
 
-        Raises `OverQuota` if the owner's quota has no room for the response.
+        Raises `OverQuota` if the owner's quota has no room for the request.
         """
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
@@ -134,14 +124,18 @@ class History:
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the finished `document`, unless its `store` is false.
 
-        If `gate` does not accept the caller, or if storing fails, set the document's `store` to false.
+        If `gate` does not accept the caller, or if storing fails, the document's `store` becomes false.
 
         Raises `NotFound` if the response was deleted during its run. If storing is `required` but fails, also raises
         `StateUnavailable`, `OverBound` or `OverQuota`.
         """
         if not document["store"] or self._state is None:
             return
-        if not await _passes(gate):
+        try:
+            async with asyncio.timeout(_GATE_TIMEOUT):
+                await gate()
+        except (APIError, TimeoutError) as error:
+            logger.debug("not storing a response, because its caller was not accepted: %s", error)
             document["store"] = False
             annotate(unstored="credential")
             return
@@ -171,35 +165,24 @@ async def commit(state: State, context: RunContext, document: Document, last: Ba
     annotate(stored=True)
 
 
-async def _passes(gate: Gate) -> bool:
-    """Return whether the gate accepts the caller in time."""
-    try:
-        async with asyncio.timeout(_GATE_TIMEOUT):
-            await gate()
-    except (APIError, TimeoutError) as error:
-        logger.debug("not storing a response, because its caller was not accepted: %s", error)
-        return False
-    return True
-
-
 def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
-    """Remove references to items that are in the chain or were referenced before, so that the model reads each item once."""
+    """Return `items` without repeated references and references to items of the chain. The model reads each item once."""
     seen = {item.get("id") for item in chain.items}
     kept = []
     for item in items:
-        if item["type"] == "item_reference":
-            if item["id"] in seen:
-                continue
+        if item["type"] != "item_reference":
+            kept.append(item)
+        elif item["id"] not in seen:
+            kept.append(item)
             seen.add(item["id"])
-        kept.append(item)
     return kept
 
 
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
-    """Return `items` with each `item_reference` replaced with the item that it names.
+    """Return `items` with each `item_reference` replaced with the referenced item.
 
-    `param` is the parameter that an error names. Raises `BadRequest` if an item does not exist, `OverBound` if the stored turns
-    of the items are too large, and `StateUnavailable` if Redis is unavailable.
+    `param` is the `param` of errors. Raises `BadRequest` if an item does not exist, `OverBound` if the items' stored turns are
+    too large, and `StateUnavailable` if Redis is unavailable.
     """
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:
@@ -211,23 +194,17 @@ async def resolved(items: Sequence[Item], state: State, owner: str, param: str) 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
 """Types of items with a status. Requests may omit the status."""
-_REFERRED_TO = frozenset({"mcp_approval_request"})
-"""Types of items that other items refer to by id."""
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Return `items` with new ids from `ids`, which locate the items in the state store.
-
-    An approval request keeps its id, because an approval response refers to it. A missing status becomes `completed`.
-    """
-    return [
-        item
-        if item["type"] in _REFERRED_TO and "id" in item
-        else _with_id(item, ids.item(ID_PREFIXES.get(item["type"], "item")))
-        for item in items
-    ]
-
-
-def _with_id(item: Item, item_id: str) -> Item:
-    status = {"status": "completed"} if item["type"] in _WITH_STATUS else {}
-    return {"id": item_id, **status, **{name: value for name, value in item.items() if name != "id"}}
+    """Return `items` with new ids from `ids`, which locate the items in the state store. A missing status is added."""
+    identified = []
+    for item in items:
+        kind = item["type"]
+        if kind == "mcp_approval_request" and "id" in item:  # approval responses refer to this id
+            identified.append(item)
+            continue
+        new_id = {"id": ids.item(ID_PREFIXES.get(kind, "item"))}
+        status = {"status": "completed"} if kind in _WITH_STATUS else {}
+        identified.append(new_id | status | item | new_id)
+    return identified

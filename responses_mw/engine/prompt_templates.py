@@ -8,9 +8,8 @@
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without `versions` defines version `1`. A version may set any parameter of a request, except `prompt` and the parameters
-that select what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the
-directory may be a mounted ConfigMap.
+A file without `versions` defines version `1`. A version may set any parameter of a request, except those in `_NOT_DEFAULTS`. A
+changed file is read again, because the directory may be a mounted ConfigMap.
 
 The `prompt` of a request is expanded as follows (OpenAI guide, "Prompting"):
 
@@ -19,7 +18,7 @@ The `prompt` of a request is expanded as follows (OpenAI guide, "Prompting"):
 2. `{{name}}` in the instructions and in the texts of the template's messages is replaced by the variable of that name.
    Values are not expanded again, so placeholders in a user's text have no effect.
 3. In a message, a variable may also be an image, a file or a text part. An image or a file splits the text around it.
-4. A placeholder without a variable and a variable without a placeholder are errors.
+4. Placeholders without variables and variables without placeholders are errors.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _Variables = Mapping[str, str | Part]
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """One version of a prompt. `input` is the result of `parse_input`. `defaults` has the other request parameters."""
+    """One version of a prompt. `defaults` has the request parameters other than `instructions` and `input`."""
 
     instructions: str | None = None
     input: list[Item] = field(default_factory=list)
@@ -65,7 +64,7 @@ class _Template:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the variables that the template needs."""
+        """Names of the placeholders."""
         parts = (part for item in self.input for part in item.get("content", []))
         texts = [self.instructions or "", *(part["text"] for part in parts if "text" in part)]
         return frozenset(name for text in texts for name in _PLACEHOLDER.findall(text))
@@ -79,20 +78,20 @@ class _Prompt(NamedTuple):
 
 
 class InvalidPrompt(StartupError, ValueError):
-    """A prompt file or the directory is invalid. The message gives its path and the reason."""
+    """A prompt file or the directory is invalid."""
 
 
 class Prompts:
     """The prompt templates in `directory`. If `directory` is None, there are no templates.
 
-    The constructor reads and checks all files. It raises `InvalidPrompt` if a file or the directory is invalid, and `OSError`
-    if a file cannot be read.
+    The constructor reads all files. It raises `InvalidPrompt` if a file or the directory is invalid, and `OSError` if a file
+    cannot be read.
     """
 
     def __init__(self, directory: str | None) -> None:
         self._directory = Path(directory) if directory is not None else None
         self._files: dict[Path, tuple[tuple[int, int, int], _Prompt]] = {}
-        """The prompts read so far, each with the modification time, inode and size of its file."""
+        """The modification time, inode, size and prompt of each file."""
         if self._directory is not None:
             if not self._directory.is_dir():
                 raise InvalidPrompt(f"server.prompts_dir: {self._directory} is not a directory")
@@ -103,7 +102,7 @@ class Prompts:
     def resolve(self, body: Any) -> Any:
         """Return the request `body` with its prompt template applied. A body without a `prompt` is returned unchanged.
 
-        The result keeps `prompt` and adds the version that was used, because the response shows them.
+        The result contains the `prompt` with the version used, because the response shows the prompt.
 
         Raises `BadRequest` if the id or version is unknown, or if the variables do not match the template's placeholders.
         Raises `NotSupported` if there are no templates.
@@ -119,13 +118,12 @@ class Prompts:
         if template is None:
             message = f"Version '{version[:64]}' of prompt '{asked['id']}' not found."
             raise BadRequest(message, param="prompt.version", code="prompt_version_not_found")
-        return {**_filled(body, template, _variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
+        variables = checks.mapping(asked.get("variables", {}), _PATH)
+        values = {name: _variable(value, f"{_PATH}.{name}") for name, value in variables.items()}
+        return {**_filled(body, template, values), "prompt": {**asked, "version": version}}
 
     def _find(self, directory: Path, prompt_id: str) -> _Prompt:
-        """Return the prompt from its file. If the file has become invalid or unreadable, return its last valid prompt.
-
-        Raises `BadRequest` if there is no such prompt.
-        """
+        """Return the prompt, or its last valid state if its file has become invalid or unreadable."""
         for suffix in _SUFFIXES if _ID.fullmatch(prompt_id) else ():
             path = directory / f"{prompt_id}{suffix}"
             try:
@@ -139,7 +137,7 @@ class Prompts:
         raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
 
     def _load(self, path: Path) -> None:
-        """Read a file if it is new or has changed. Raises `InvalidPrompt`, or `OSError` if the file cannot be read."""
+        """Read a file if it is new or has changed. Raises `InvalidPrompt` and `OSError`."""
         stat = path.stat()  # blocks, but for less time than starting a thread takes
         stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if path not in self._files or self._files[path][0] != stamp:
@@ -188,12 +186,8 @@ _part = checks.by_type(
 )
 
 
-def _variables(value: Any) -> _Variables:
-    """Check `prompt.variables` and return it with text parts converted to strings."""
-    return {name: _variable(one, f"{_PATH}.{name}") for name, one in checks.mapping(value, _PATH).items()}
-
-
 def _variable(value: Any, path: str) -> str | Part:
+    """Return a checked variable. A text part becomes a string."""
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
@@ -203,7 +197,7 @@ def _variable(value: Any, path: str) -> str | Part:
 
 
 def _filled(body: dict[str, Any], template: _Template, values: _Variables) -> dict[str, Any]:
-    """Fill the template with `values` and merge the request `body` into it. Raises `BadRequest` for unsuitable values."""
+    """Return the template, filled with `values`, and the members of `body`, which take precedence."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")
     for name in sorted(values.keys() - template.names):
@@ -233,7 +227,6 @@ def _filled_item(item: Item, values: _Variables) -> Item:
 
 
 def _filled_part(part: Part, values: _Variables) -> list[Part]:
-    """Return `part` with its placeholders filled. An image or a file splits the text into several parts."""
     if "text" not in part:
         return [part]
     pieces: list[str | Part] = [*_PLACEHOLDER.split(part["text"])]  # alternating texts and names

@@ -36,23 +36,21 @@ from .history import History, RunContext
 logger = logging.getLogger(__name__)
 
 REQUEST_LIMITS = RequestLimits()
-"""Limits on the contents of a request. They bound the cost of checking and converting the request, and exceed normal use."""
+"""Limits on the contents of a request, which bound the cost of checking and converting the request."""
 
 
 class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a client that reads events. An error within the grace period is raised. After the grace period, the run waits while
-    the upstream is overloaded, and any other error becomes `response.failed`. The run commits the response before it yields the
-    terminal event."""
+    """For a client that reads events. An error within `upstream.status_grace` is raised. Afterwards, the run waits for an
+    overloaded upstream, and other errors become `response.failed`. The run commits the response before the terminal event."""
     WHOLE = auto()
-    """For a client that reads the final document. An error is raised if no tool call has run. Otherwise, the document reports
-    the error. The run commits the response. Only events that contain the document are created."""
+    """For a client that reads the final document. An error is raised before a tool call has run, and afterwards becomes part of
+    the document. The run commits the response. Only events that contain the document are created."""
     DETACHED = auto()
-    """For a background job. Errors are recorded in the document. An overload before the first output ends the run at once,
-    and the job is retried later. The run does not yield the terminal event, because the job commits that event together with
-    the response."""
+    """For a background job, which commits the response together with its terminal event. The run does not yield this event.
+    Errors are recorded in the document. An overload before the first output ends the run, and the job is retried later."""
 
 
 @dataclass(slots=True)
@@ -66,7 +64,7 @@ class Run:
     context: RunContext
     assembler: ResponseBuilder
     history: History
-    """Where the response is committed."""
+    """The history to which the response is committed."""
     toolbox: Toolbox | None = None
     offered: list[OfferedFunction] = field(default_factory=list)
     """The functions that the model may call."""
@@ -79,23 +77,23 @@ class Run:
     turns: int = 0
     """Number of turns begun."""
     takeover: Takeover | None = None
-    """The output of another worker that this run continues."""
+    """The output of another worker, if this run continues it."""
     first_events: list[Event] | None = None
-    """The first events of a run from `Runner.resume`, or None for any other run."""
+    """The first events of a run from `Runner.resume`. They replace `response.created`."""
     phase: Phase = Phase.NOTHING
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0
     """Number of times that this run was continued after an interruption."""
     earlier_continuations: int = 0
-    """Number of times that other workers continued the response after an interruption."""
+    """Number of such continuations by other workers."""
     resends: int = 0
-    """Number of times that the turn was sent again because it was interrupted before new output."""
+    """Number of times that the turn was sent again because of an interruption before new output."""
     tokens_kept: int = 0
-    """Number of tokens in the text that was continued last."""
+    """Number of tokens in the last text that was continued."""
     opening: asyncio.Task[None] | None = None
     """The task that opens the first turn. Mode WHOLE opens it without a task."""
     is_status_sent: bool = False
-    """Whether the HTTP status has been sent, so that an overload can no longer be reported as a status."""
+    """Whether the HTTP status has been sent, which can then no longer report an overload."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -104,9 +102,9 @@ class Run:
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
     error: Exception | None = None
-    """The error that ended the run, or None if the run has not failed."""
+    """The error that ended the run."""
     messages: ResponseMessages | None = None
-    """The recorder of vLLM's `input_messages` and `output_messages`, or None if they were not requested."""
+    """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
 
     @property
     def document(self) -> Document:
@@ -124,10 +122,7 @@ class Run:
             self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Return the request for the current turn, or for the first turn if none has begun.
-
-        With `prefill`, the request asks the upstream to continue the last message.
-        """
+        """Return the request for the current turn, or for the first turn if no turn has begun."""
         return TurnRequest(
             self.request,
             self.caller,
@@ -145,16 +140,13 @@ class Run:
         )
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
-        """Add the chunks of one network read to the response, and return the resulting events.
-
-        Raises `UpstreamError` if a chunk is malformed.
-        """
+        """Add chunks to the response, and return the resulting events. Raises `UpstreamError` if a chunk is malformed."""
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
 
     def receive(self, size: int) -> None:
-        """Add `size` bytes to the total received. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""
+        """Add `size` to the bytes received. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""
         self.received += size
         if self.received > MAX_ANSWER_BYTES:
             raise UpstreamError(f"The response exceeds the maximum of {MAX_ANSWER_BYTES} bytes.")
@@ -166,15 +158,12 @@ class Run:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
     def report(self) -> None:
-        """Record the outcome of the run for the log and metrics. For a cancelled run, record its current state."""
+        """Record the current state of the run as its outcome, for the log and the metrics."""
         continuations = self.continuations + (self.takeover is not None)
         end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
     def fail(self, error: Exception) -> None:
-        """Mark the document as failed because of `error`.
-
-        An error other than `APIError` is logged, and reported to the client as a server error without details.
-        """
+        """Mark the document as failed. An error other than `APIError` is logged, and its details are hidden from the client."""
         self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
             self.assembler.fail(*as_response_error(error))
@@ -185,25 +174,21 @@ class Run:
 
 _DRAIN_INTERVAL = 0.05
 _UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message with which the uvicorn of a host application cancels requests at shutdown. It distinguishes a shutdown
-from other cancellations."""
+"""Part of the message with which a host application's uvicorn cancels requests at shutdown."""
 
 
 class Drain:
-    """The graceful shutdown of this process.
-
-    Active runs get grace period. A run that is still active after this time fails with a terminal event.
-    """
+    """The graceful shutdown of this process. Runs that are still active after the grace period fail with a terminal event."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        """Set when the process begins to stop. Requests that have already arrived may still begin runs."""
+        """Set when the process begins to stop. Requests that have arrived may still begin runs."""
         self.is_over = False
-        """Whether the grace period has ended. A run that begins afterwards fails."""
+        """Whether the grace period has ended, after which new runs fail."""
         self.active: set[ActiveRun] = set()
 
     async def fail_runs(self) -> None:
-        """Fail the active runs now, and wait until their responses are stored and their last events are sent."""
+        """Fail the active runs, and wait until their responses are stored and their last events are sent."""
         self.begun.set()
         self.is_over = True
         while self.active:
@@ -212,14 +197,11 @@ class Drain:
             await asyncio.sleep(_DRAIN_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Return whether the current task was cancelled because the grace period has ended. Call this in a cancelled task.
-
-        If the result is True, the cancellation is undone, because the server would log it with a traceback.
-        """
+        """Return whether the end of the grace period cancelled the current task, and if so, undo the cancellation."""
         task = asyncio.current_task()
         if not self.is_over or task is None:
             return False
-        task.uncancel()
+        task.uncancel()  # the server would log the cancellation with a traceback
         return True
 
     def error(self) -> Unavailable:
@@ -228,9 +210,9 @@ class Drain:
 
 
 class ActiveRun:
-    """A context manager that lets the drain wait for a run and interrupt it.
+    """A context manager that registers a run with the drain, which waits for the run and interrupts it.
 
-    The task that reads the run's events must enter it. Entering raises `Unavailable` if the drain's grace period has ended.
+    The context must be entered by the task that reads the run's events. Raises `Unavailable` if the grace period has ended.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -253,7 +235,7 @@ class ActiveRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Allow a shutdown to interrupt the `with` statement's body at any `await`. The interruption raises `Unavailable`."""
+        """Allow the shutdown to interrupt the body at any `await`. The interruption raises `Unavailable`."""
         self._can_interrupt = True
         try:
             yield
@@ -267,10 +249,7 @@ class ActiveRun:
             self._can_interrupt = False
 
     def interrupt(self) -> None:
-        """Cancel the run's task once, if the run is waiting inside `interruptible`.
-
-        The run is not waiting while the reader handles an event.
-        """
+        """Cancel the run's task once, unless the run is outside `interruptible` or its reader is handling an event."""
         is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
         if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
             self._is_interrupted = True

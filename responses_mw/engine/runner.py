@@ -1,7 +1,4 @@
-"""Run requests. Each run makes one response.
-
-Streams, JSON, background jobs, WebSockets and cache hits all use the same event iterator.
-"""
+"""Run requests. Streams, JSON, background jobs, WebSockets and cache hits all use the same event iterator."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from .turns import Compaction, TurnLoop, add_compaction
 
 
 class Runner:
-    """Runs requests. A run reads the history, requests turns from the backend and commits the response."""
+    """Runs requests. A run reads a history, requests turns from the backend, and commits the response."""
 
     def __init__(
         self,
@@ -72,13 +69,11 @@ class Runner:
         policy: Policy | None = None,
         history: History | None = None,
     ) -> AsyncGenerator[list[Event], None]:
-        """Make one foreground response, and yield its events in batches.
+        """Make one foreground response, and yield its events in batches, one for each read from the upstream.
 
-        `policy` controls how the run uses the cache. If it is None, the cache is not used. `history` replaces the runner's own.
-
-        Each read from the upstream makes one batch. The first batch is yielded when the upstream begins to answer. In mode
-        STREAMED, it is yielded no later than the end of the grace period. In mode WHOLE, a batch may be empty. Raises
-        `APIError` as described for the `mode`.
+        The first batch is yielded when the upstream begins to answer, or, in mode STREAMED, when `upstream.status_grace` ends.
+        In mode WHOLE, a batch may be empty. If `policy` is None, the cache is not used. `history` replaces the runner's own.
+        Raises `APIError` as described for the `mode`.
         """
 
         async def begin() -> Run:
@@ -94,11 +89,11 @@ class Runner:
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
-        """Return the types of requested tools that the model is not offered, because this server is not configured for them."""
+        """Return the types of the request's tools that the model is not offered, because their provider is not configured."""
         return self._tools.not_offered(request.tools)
 
     def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
-        """Make the response of a prepared run, and yield its events in batches. In mode DETACHED, omit the terminal event."""
+        """Make the response of a prepared run, and yield its events in batches."""
 
         async def begin() -> Run:
             return run
@@ -108,10 +103,9 @@ class Runner:
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
     ) -> AsyncGenerator[list[Event], None]:
-        """Make a response without output, and yield its events. Later requests can continue the response.
+        """Make a response without output, and yield its events. WebSocket clients request this with `generate: false`.
 
-        WebSocket clients request this with `generate: false`. Raises `APIError`, for example `BadRequest` if the input ends
-        with a `compaction_trigger`.
+        Raises `APIError`, for example `BadRequest` if the input ends with a `compaction_trigger`.
         """
         await self._gate(caller)()
         run = await self.prepare(request, caller, history)
@@ -148,8 +142,8 @@ class Runner:
     async def check(self, run: Run) -> None:
         """Check a background `run` before it is queued.
 
-        Raises `BadRequest` if its items do not fit together, or if the upstream's API cannot express them. A run that uses
-        server-side tools or compaction is not checked, because the check would have to call them.
+        Raises `BadRequest` if the run's items do not fit together, or if the upstream's API cannot express the items. Runs with
+        server-side tools or compaction are not checked, because the check would have to call the tools or the model.
         """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
@@ -158,16 +152,13 @@ class Runner:
             await self._backend.check(run.turn_request())
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream is available. Raises `UpstreamError` if it is not."""
+        """Raises `UpstreamError` if the upstream is unavailable."""
         await self._upstream.probe(caller)
 
     # -- preparation --------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:
-        """Return a new run for `request`, with its history and its document. Nothing is sent to the model.
-
-        `history` replaces the runner's own. Raises `APIError`.
-        """
+        """Return a new run, without asking the model. `history` replaces the runner's own. Raises `APIError`."""
         history = history or self._history
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -180,16 +171,14 @@ class Runner:
         return self._new_run(request, caller, model, context, created, history)
 
     def _checked(self, request: CreateResponse) -> CreateResponse:
-        """Return the request with its server-side tools checked."""
         if not request.tools:
             return request
         return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
 
     async def resume(self, request: CreateResponse, caller: Caller, job: Job, takeover: Takeover | None) -> Run:
-        """Return the run for `job`, a background response that this or another replica has created.
+        """Return the run for the background response of `job`. The items of `request` must have ids.
 
-        The items of `request` must have ids. `takeover` is the output of another worker, or None if there is no output yet.
-        Raises `APIError` if the run cannot be prepared.
+        `takeover` is the output of another worker, or None if there is no output yet. Raises `APIError`.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -217,7 +206,7 @@ class Runner:
         history: History,
         output: Sequence[Item] = (),
     ) -> Run:
-        """Return a new run. `output` has the items that another worker has already added to the response."""
+        """Return a new run. `output` is the output of another worker."""
         begin_run(created, streams=request.stream)
         call_ids = context.chain.call_ids
         assembler = self._backend.builder(request, created, context.ids, caller.owner, call_ids, cached=False)
@@ -233,10 +222,7 @@ class Runner:
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
-        """Look up the answer for `run` in the cache, and set `run.looked_up`.
-
-        After a hit, `run.assembler` replays the answer. A hit never reaches the upstream, so the cache checks the caller.
-        """
+        """Set `run.looked_up`. After a hit, `run.assembler` replays the answer."""
         caller, context = run.caller, run.context
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
@@ -244,27 +230,21 @@ class Runner:
         if isinstance(key, Uncacheable):
             run.looked_up = key
         else:
-            run.looked_up = await cache.lookup(
-                key, policy, self._gate(caller), streamed=streamed, headers=caller.headers, scope=caller.scope
-            )
+            gate = self._gate(caller)  # a hit never reaches the upstream, so the cache checks the caller
+            run.looked_up = await cache.lookup(key, policy, gate, streamed=streamed, headers=caller.headers, scope=caller.scope)
         annotate(cache_status=run.looked_up.header)
         if isinstance(run.looked_up, Hit):
             call_ids = context.chain.call_ids
             run.assembler = self._backend.builder(run.request, run.document, context.ids, caller.owner, call_ids, cached=True)
 
     def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:
-        """Return all events of a cached answer except the terminal event."""
         events = run.assembler.start() + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
         run.document["usage"] = hit.usage
         return events
 
-    async def _cache_answer(self, run: Run) -> None:
-        if self._cache is not None and isinstance(run.looked_up, Miss):
-            await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
-
     def _flight(self, run: Run) -> AbstractAsyncContextManager[None]:
-        """Return a context manager within which identical requests wait for the answer of `run`."""
+        """Return a context manager in which identical requests wait for the answer of `run`."""
         if self._cache is None or not isinstance(run.looked_up, Miss):
             return nullcontext()
         return self._cache.flight(run.looked_up)
@@ -290,7 +270,8 @@ class Runner:
                 async for events in self._turns(run):
                     yield events
                 run.conclude(_now())
-                await self._cache_answer(run)
+                if self._cache is not None and isinstance(run.looked_up, Miss):
+                    await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
             if mode is not RunMode.DETACHED:
                 yield await self._commit(run, mode)
 
@@ -312,11 +293,7 @@ class Runner:
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
-        """Open the first turn. On exit, release all resources of the run.
-
-        The mode determines how long to wait before entering the body, and whether an error is raised or recorded in the
-        document.
-        """
+        """Open the first turn, raise or record an error as `mode` requires, and release the run's resources at the end."""
         try:
             with active.interruptible():
                 await self._open(run, mode)
@@ -367,10 +344,7 @@ class Runner:
                 await run.toolbox.aclose()
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
-        """Store the response, and return its terminal event.
-
-        If the commit raises an `APIError`, mode WHOLE raises the error, and the other modes return `response.failed`.
-        """
+        """Store the response, and return its terminal event. If the commit fails, mode WHOLE raises the error."""
         try:
             await run.history.commit(run.context, run.document, self._gate(run.caller))
         except APIError as error:

@@ -4,13 +4,9 @@ The part of a turn that the client has seen (`protocol.response.replay.Phase`) d
 
 nothing            The upstream is asked again.
 reasoning          The item is closed as incomplete, and the upstream is asked again. No chat template continues reasoning.
-text of a message  The upstream continues the text if a check shows that it can (`upstream.prefill`). Otherwise, the response
-                   fails.
+text of a message  The upstream continues the text if a check succeeds (`upstream.prefill`). Otherwise, the response fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
-anything else      The response fails. For example, a client executes each call that it sees, so the call cannot be undone.
-
-Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules. The
-summary is the answer of a separate run, which is never stored. Truncation, tracing and cancellation of that run work as usual.
+anything else      The response fails. For example, a client may already have executed a call that it has seen.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ MAX_PAUSE = 8.0
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
-"""Maximum number of times to resend a turn that is interrupted before its first output. The prompt may crash the servers."""
+"""Maximum number of resends of a turn that is interrupted before its first output. The prompt may crash the servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -75,7 +71,7 @@ class TurnLoop:
     """Runs the turns of a response, and the tool calls between them."""
 
     def __init__(self, backend: Backend, compactor: Compaction, overload_timeout: float) -> None:
-        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. If it is 0, no turn is continued."""
+        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. With 0, no turn is continued."""
         self._backend = backend
         self._compactor = compactor
         self.overload_timeout = overload_timeout
@@ -90,7 +86,7 @@ class TurnLoop:
     async def offer_tools(self, run: Run) -> None:
         """Open the run's toolbox, and set the functions that the model may call.
 
-        Raises `BadRequest` if the request and its history have too many tools, and any error of opening the toolbox.
+        Raises `BadRequest` if the request and its history have too many tools, and the errors of `Toolbox.open`.
         """
         run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
         if len(run.offered) > REQUEST_LIMITS.tools:
@@ -103,10 +99,7 @@ class TurnLoop:
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
-        """Prepare the tools, make a compaction if one is due, and begin the first turn.
-
-        The turn does not begin if a compaction or approved calls precede it, or if another worker has completed the last turn.
-        """
+        """Prepare the tools, and make a compaction if one is due. Begin the first turn, if it is the next step of the run."""
         await self.offer_tools(run)
         if run.takeover is not None and run.takeover.is_over:
             return
@@ -117,9 +110,9 @@ class TurnLoop:
         await self._begin(run)
 
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls.
+        """Yield the events of a compaction, lists of tools and approved calls, and begin the first turn after these steps.
 
-        After a compaction or approved calls, begin the first turn, unless the client asked only for a compaction.
+        No turn begins if the client asked only for a compaction.
         """
         if run.compacted is not None:
             yield add_compaction(run)
@@ -139,10 +132,9 @@ class TurnLoop:
             await self._begin(run)
 
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
-        """Finish the `turn` that was read, run its tool calls, and begin the next turn if there is one.
+        """Finish `turn`, run its tool calls, make a compaction if one is due, and begin the next turn. Yield all events.
 
-        Another turn follows if tool calls were run or left out, no call is for the client, and `turn` was not the last allowed
-        turn. If a compaction is due, it precedes the next turn. Yields the events of all these steps.
+        A turn follows if tool calls were run or left out, no call is for the client, and `turn` was not the last allowed turn.
         """
         assembler = run.assembler
         events = assembler.end_turn()
@@ -163,7 +155,7 @@ class TurnLoop:
         await self._begin(run)
 
     async def _run_tool_calls(self, run: Run, toolbox: Toolbox) -> AsyncGenerator[list[Event], None]:
-        """Run the calls of the turn concurrently. Yield the events of their results in the order of the calls."""
+        """Run the turn's calls concurrently, and yield the events of their results in the order of the calls."""
         assembler = run.assembler
         asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
         run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
@@ -181,7 +173,7 @@ class TurnLoop:
     # -- requests to the upstream --------------------------------------------------------------------------------------
 
     async def _begin(self, run: Run) -> None:
-        """Begin a turn, or continue a turn that another worker left. Raises `WorkerLost` if that turn cannot be continued."""
+        """Begin a turn, or continue another worker's turn. Raises `WorkerLost` if another worker's turn cannot be continued."""
         run.turns += 1
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
         phase, run.phase, run.resends = run.phase, Phase.NOTHING, 0
@@ -190,13 +182,10 @@ class TurnLoop:
             raise WorkerLost
 
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Call `attempt` and return its result. Repeat the call while the upstream is overloaded, until the timeout.
+        """Return the result of `attempt`, which is repeated while the upstream is overloaded, until `overload_timeout`.
 
-        The pauses grow exponentially, and are at least as long as the upstream asks. If the connection breaks before the
-        answer begins, the call is repeated at most `RESENDS` times.
-
-        Raises the last error if the run does not wait for the upstream, if the timeout has passed, or if the upstream asks to
-        wait beyond the timeout. Any other error is raised at once.
+        If the connection breaks before the answer begins, the attempt is repeated at most `RESENDS` times. Raises the last
+        error if the run does not wait for the upstream, or if the next attempt would have to begin after the timeout.
         """
         pause, deadline = FIRST_PAUSE, math.inf
         while True:
@@ -221,8 +210,8 @@ class TurnLoop:
     async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
         """Request the current turn, of which the client has seen `phase`, and return it once its answer has begun.
 
-        Returns None if the client has seen text that the upstream cannot continue. `broken` is the interrupted turn, which is
-        returned if its text already has the maximum number of tokens. Raises `APIError`.
+        Returns None if the client has seen text that the upstream cannot continue. Returns `broken`, the interrupted turn, if
+        its text already has the maximum number of tokens. Raises `APIError`.
         """
         if phase is not Phase.TEXT:
             return await self._backend.begin(run.turn_request())
@@ -241,7 +230,7 @@ class TurnLoop:
     # -- interrupted turns ---------------------------------------------------------------------------------------------
 
     def check_end(self, run: Run) -> None:
-        """Check an answer that has ended. Raises `UpstreamBrokeOff` if it is incomplete or if the upstream aborted it."""
+        """Raises `UpstreamBrokeOff` if the answer that has ended is incomplete, or if the upstream aborted the answer."""
         assembler = run.assembler
         if not (run.turn is None or run.turn.stream.done or assembler.ended):
             raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
@@ -249,10 +238,10 @@ class TurnLoop:
             raise UpstreamBrokeOff("The upstream aborted its answer.")
 
     async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
-        """Continue the turn that `error` interrupted, and yield the events that close its unfinished items.
+        """Continue the turn interrupted by `error`, and yield the events that close its unfinished items.
 
-        Afterwards, either `run.turn` has a new answer to read, or `run.assembler.ended` is true and nothing is left to read.
-        Raises `error` if the turn cannot be continued, and any error of requesting the new answer.
+        Afterwards, `run.turn` has a new answer to read, unless `run.assembler.ended` is true. Raises `error` if the turn cannot
+        be continued, and the errors of requesting the new answer.
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
@@ -279,7 +268,7 @@ class TurnLoop:
         )
 
     def _may_continue(self, run: Run, phase: Phase) -> bool:
-        """Return whether a run that was interrupted in `phase` may be continued. If it may, increment its counters."""
+        """Return whether a run that was interrupted in `phase` may be continued, and if so, increment its counters."""
         if phase is not Phase.NOTHING:
             run.resends = 0
         elif run.resends == RESENDS:
@@ -292,7 +281,7 @@ class TurnLoop:
         return True
 
     async def can_hand_over(self, run: Run) -> bool:
-        """Return whether another worker can continue a background run that failed or was stopped."""
+        """Return whether another worker can continue a failed or stopped background run."""
         phase = run.assembler.phase if run.error is None else run.phase
         if not self.can_take_over or phase is not Phase.TEXT:
             return self.can_take_over and phase is not Phase.FIXED
@@ -303,13 +292,17 @@ class TurnLoop:
 
 
 def add_compaction(run: Run) -> list[Event]:
-    """Add the run's compaction to its output, and return the events."""
+    """Add the run's compaction to the output, and return the events."""
     assert run.compacted is not None
     return run.assembler.add_whole(run.compacted.item, run.compacted.usage)
 
 
 class Compaction:
-    """Summarizes the histories of runs."""
+    """Replaces histories with summaries that the upstream's model writes (see `protocol.response.compaction`).
+
+    A summary is the answer of a separate run, which is never stored. Truncation, tracing and cancellation of this run work as
+    usual.
+    """
 
     def __init__(
         self,
@@ -325,14 +318,14 @@ class Compaction:
         self._events_of = events_of
 
     def is_wanted(self, run: Run) -> bool:
-        """Whether `run` may have to begin with a compaction."""
+        """Return whether `run` may have to begin with a compaction."""
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Compact everything that the model would see in the next turn, if a compaction is due. Otherwise, return None.
+        """Return a compaction of everything that the model would see in the next turn, or None if no compaction is due.
 
-        A compaction is due if the input asks for it or if the number of tokens exceeds the threshold. The threshold does not
-        apply before approved calls have run, because the model must see their results first. Raises `APIError`.
+        A compaction is due if the input requests a compaction or if the number of tokens exceeds the threshold. The threshold
+        does not apply before approved calls have run, because the model must first see their results. Raises `APIError`.
         """
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
@@ -366,7 +359,7 @@ class Compaction:
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages that the model would see in `run`. Raises `BadRequest` if an item cannot be decrypted."""
+        """Return the user messages that the model would see. Raises `BadRequest` if an item cannot be decrypted."""
         seen = self._backend.items(run.turn_request())
         messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
         # Messages from the envelope of an earlier compaction have no ids.
@@ -387,6 +380,6 @@ class Compaction:
 
 
 def _text(answer: Document) -> str:
-    """Return the text of an answer, or its reasoning if the model wrote nothing else."""
+    """Return the text of an answer, or the reasoning of an answer without text."""
     reasoning = "\n".join(text_of(item) for item in answer["output"] if item["type"] == "reasoning")
     return document.output_text(answer).strip() or reasoning.strip()

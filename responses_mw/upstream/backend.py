@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -163,7 +163,7 @@ class Backend(ABC):
         self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
     ) -> OpenTurn:
         span = TurnSpan(body, turn.document, provider, *self._address)
-        caller = turn.caller.with_headers(span.with_trace_context(turn.caller.headers))
+        caller = replace(turn.caller, headers=span.with_trace_context(turn.caller.headers))
         opened = OpenTurn(ask(body, caller), span)
         try:
             await self._upstream.open(opened.stream, caller, turn.model)

@@ -38,17 +38,8 @@ class Standing:
     """Whether the caller has an API key of this server. A refusal by the upstream then concerns the operator's credential."""
     is_accepted: bool = False
     is_refused: bool = False
-    _has_chatted: bool = False
-
-    def chat_accepted(self) -> None:
-        """Record that the upstream began an answer for the caller."""
-        self._has_chatted = self.is_accepted = True
-        self.is_refused = False
-
-    def chat_refused(self) -> None:
-        """Record that the upstream refused the caller, unless the caller has been accepted in another way."""
-        if not (self.is_known or self._has_chatted):
-            self.is_accepted, self.is_refused = False, True
+    has_chatted: bool = False
+    """Whether the upstream has begun an answer for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +54,6 @@ class Caller:
     headers: dict[str, str] = field(default_factory=dict)
     scope: MutableMapping[str, Any] | None = None
     standing: Standing = field(default_factory=Standing, compare=False)
-
-    def with_headers(self, headers: dict[str, str]) -> Caller:
-        """Return the caller with other `headers`, but the same standing."""
-        return replace(self, headers=headers)
 
     def again(self) -> Caller:
         """Return the caller for another request. Without an API key of this server, the caller must be accepted again."""
@@ -123,13 +110,16 @@ class Verification:
 
     def chat_accepted(self, caller: Caller, model: str) -> None:
         """Record that the upstream began to answer the caller's chat with `model`."""
-        caller.standing.chat_accepted()
+        standing = caller.standing
+        standing.has_chatted, standing.is_accepted, standing.is_refused = True, True, False
         self._model = model
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
         """Record that the upstream refused the credential of the caller's chat."""
-        caller.standing.chat_refused()
+        standing = caller.standing
+        if not (standing.is_known or standing.has_chatted):
+            standing.is_accepted, standing.is_refused = False, True
         key = _key(caller)
         if key is not None:
             self._accepted.pop(key, None)
