@@ -70,18 +70,12 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client for the server at `upstream.url`, or for `app` if no URL is set.
-
-    `transport` defaults to a network transport for a URL, and to an `ASGITransport` for `app`. The transport is closed on exit.
-    """
-    if settings.upstream.url is None:
-        transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
-    else:
-        transport, base = transport or network_transport(), settings.upstream.url
-    async with transport:
-        upstream = Upstream(transport, base, settings.upstream)
-        if settings.upstream.url is not None:  # the wrapped application has not started yet
-            await _detect(upstream, settings.upstream.url)
+    """Open a client for the server at `upstream.url` or, if no URL is set, for `app`. `transport` replaces the default one."""
+    url = settings.upstream.url
+    async with transport or (network_transport() if url else ASGITransport(app)) as opened:
+        upstream = Upstream(opened, url or IN_PROCESS + settings.server.base_path, settings.upstream)
+        if url is not None:  # otherwise, the wrapped application has not started yet
+            await _detect(upstream, url)
         yield upstream
 
 

@@ -99,7 +99,7 @@ class _Parser(ArgumentParser):
             formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=36),
             allow_abbrev=False,
         )
-        self._uses: tuple[str, ...] = getattr(command, "uses", ("*",))
+        self._uses: list[str] = getattr(command, "uses", "*").split()
         self._known: list[str] = []
         self._unused: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The commands. `uses` lists patterns of the settings that a command has flags for. Without `uses`, it has all flags."""
+"""The commands. `uses` names the settings for which a command has flags, by patterns; the default is all settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from .serve import announce, check_ports, serve, summary
 logger = logging.getLogger(__name__)
 
 FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
-_LOGGING = ("config", "server.log_level", "server.log_format")
-_REDIS = ("redis.url", "redis.timeout", "redis.allow_eviction")
+_COMMON = "config server.log_* redis.url redis.timeout redis.allow_eviction upstream.url upstream.api_key"
 
 
 class ServeCommand(Settings):
@@ -62,20 +61,9 @@ class WorkerCommand(Settings):
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw worker", **FLAGS)
-    uses: ClassVar[tuple[str, ...]] = (
-        *_LOGGING,
-        "server.admin_*",
-        "server.drain_timeout",
-        "server.reasoning_events",
-        "upstream.*",
-        *_REDIS,
-        "state.*",
-        "auth.secret_keys",
-        "jobs.*",
-        "tools.*",
-        "search.*",
-        "compaction.*",
-        "limits.*_bytes",
+    uses: ClassVar = (
+        f"{_COMMON} upstream.* server.admin_* server.drain_timeout server.reasoning_events state.* auth.secret_keys jobs.* "
+        "tools.* search.* compaction.* limits.*_bytes"
     )
 
     def cli_cmd(self) -> None:
@@ -103,18 +91,7 @@ class CacheCommand(Settings):
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **FLAGS)
-    uses: ClassVar[tuple[str, ...]] = (
-        *_LOGGING,
-        *_REDIS,
-        "upstream.url",
-        "upstream.api_key",
-        "cache.max_owner_bytes",
-        "cache.embedding_*",
-        "cache.threshold",
-        "cache.guard",
-        "cache.timeout",
-        "owner",
-    )
+    uses: ClassVar = f"{_COMMON} cache.max_owner_bytes cache.embedding_* cache.threshold cache.guard cache.timeout owner"
     arguments: ClassVar[str] = "{stats,purge,explain} [TEXT TEXT] "
 
     action: CliPositionalArg[Literal["stats", "purge", "explain"]] = Field(description="stats, purge or explain")
@@ -211,16 +188,13 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether the second text would get the first text's cached answer.
-
-    Return the exit status: 0 if so, 1 if not, 2 if the texts or the settings are invalid.
-    """
+    """Compare the two texts. Return the exit status: 0 for a hit, 1 for a miss, 2 if the texts or the settings are invalid."""
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2
-    one, other = settings.texts
     try:
         async with open_embeddings(settings) as embeddings:
+            one, other = settings.texts
             is_hit, lines = await explain(one, other, embeddings, settings.cache)
     except StartupError as error:
         print(f"cache: {error}", file=sys.stderr)

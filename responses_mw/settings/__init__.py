@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -196,11 +197,9 @@ def origins(settings: Settings) -> dict[str, str]:
     """Map each setting that differs from its default to its origin: an environment variable, the config file, or a flag."""
     kind = type(settings)
     given, content = _ours(), _read(settings.config) if settings.config else {}
-    try:
+    without_flags, found = settings, dict[str, str]()
+    with suppress(ValidationError):
         without_flags = kind()
-    except ValidationError:
-        without_flags = settings
-    found: dict[str, str] = {}
     for variable, keys in variables(kind).items():
         value = _value(settings, keys)
         if value == _value(kind.model_construct(), keys):

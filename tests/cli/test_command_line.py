@@ -105,7 +105,7 @@ def test_every_pattern_of_a_command_names_a_setting(command: type[Settings]) -> 
     from fnmatch import fnmatchcase
 
     known = [f"{group}.{name}" for group, kind in groups(Settings).items() for name in kind.model_fields]
-    for pattern in command.uses:  # type: ignore[attr-defined]
+    for pattern in command.uses.split():  # type: ignore[attr-defined]
         assert any(fnmatchcase(name, pattern) for name in [*known, *command.model_fields]), pattern
 
 
