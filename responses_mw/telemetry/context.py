@@ -69,12 +69,12 @@ class RequestContext:
     """Facts about one HTTP request, WebSocket message or background job."""
 
     route: str = ""
-    """The template of the path, or the type of the WebSocket message."""
+    """Template of the path, or type of the WebSocket message."""
     request_id: str = ""
     owner: str = ""
     """The caller's owner id (see `auth`)."""
     key: str = ""
-    """The name of the caller's API key."""
+    """Name of the caller's API key."""
     response_id: str = ""
     conversation: str = ""
     previous_response: str = ""
@@ -86,37 +86,25 @@ class RequestContext:
     cache: str = ""
     """The result of the cache lookup: `exact`, `semantic` or `miss`."""
     cache_reason: str = ""
-    """The reason for a cache miss."""
     cache_status: str = ""
-    """The value of the response header `X-Responses-Cache`."""
+    """Value of the response header `X-Responses-Cache`."""
     outcome: str = ""
-    """How the run ended.
-
-    - `completed`, `incomplete`, `failed`: the status of the response.
-    - `cancelled`: the client disconnected.
-    - `refused`: the response is a 4xx.
-    - `queued`: a background response was queued.
-    - `repeated`: the idempotency key already had a response.
-    - `interrupted`: the client must resume the stream on another replica, or Redis failed during a job.
-    - `requeued`, `lost`: the job was returned to the queue, or was cancelled or taken over by another worker.
-    """
+    """The final status of the response, or another value that docs/observability.md lists, such as `refused` for a 4xx."""
     failure: Failure = _NO_FAILURE
     turns: int | None = None
     continuations: int = 0
-    """How often the run was continued after its connection to the upstream, or its worker, was lost."""
+    """How often the run was continued after its worker or its connection to the upstream was lost."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Number of failed calls of server-side tools. The run continues after a failed call."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request until the first answer began to arrive, or was read if it is not streamed.
+    """Seconds from the start of the request to the first read of the upstream's answer, other than a summary of the history.
 
-    A summary of the history is not such an answer. When the headers of the HTTP response are sent, the time is known for JSON
-    responses, and for streams whose upstream answers within `upstream.status_grace`.
+    When a stream's headers are sent, the time is known only if the upstream has answered within `upstream.status_grace`.
     """
     stored: bool | None = None
     unstored: str = ""
-    """The reason why the response could not be stored."""
+    """The reason why the response is not stored."""
     has_left: bool = False
     """Whether the client disconnected before the HTTP response was complete."""
     trace_id: str = ""

@@ -66,7 +66,7 @@ def extract_context(headers: Mapping[str, str]) -> Context:
 
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
-    """Return a context manager that makes `span` the current span, unless `span` is None. It does not end the span.
+    """Return a context manager that makes `span` the current span, unless `span` is None. The span is not ended on exit.
 
     Exceptions are not recorded, because their messages may quote the request.
     """
@@ -244,7 +244,7 @@ def count_state_error(error: Exception) -> None:
 def tool_call_span(
     name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str
 ) -> Iterator[Callable[[Any, bool], None]]:
-    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of its span.
+    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of this span.
 
     `label` is the label of the MCP server. `kind` and `server` are label values of a metric, so they must not be chosen by
     clients. Yield a function `record(content, failed)` that records the call's result and whether the tool failed.

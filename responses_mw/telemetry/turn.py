@@ -1,6 +1,6 @@
 """The span and the metrics of a model turn, following OpenTelemetry's conventions for generative AI.
 
-Messages are recorded only if `captures_content` allows it, in the format of `gen_ai.input.messages`.
+Messages are recorded only if `captures_content` returns true.
 """
 
 from __future__ import annotations
@@ -94,20 +94,17 @@ class TurnSpan:
         mark_failed(self._span, kind)
         no_tokens = (0,) * len(_COUNTS)  # so that `rate()` sees the first increase
         self._measure(time.perf_counter() - self._started, no_tokens, {ERROR_TYPE: kind})
-        self._break_off()
+        self._end(is_broken=True)
 
     def close(self) -> None:
         """End the span as cancelled by the client, which is not a failure, unless the turn has finished or failed."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
-            self._break_off()
+            self._end(is_broken=True)
 
-    def _break_off(self) -> None:
-        if self._first_read is not None:
+    def _end(self, *, is_broken: bool = False) -> None:
+        if is_broken and self._first_read is not None:
             self._result[GenAI.FINISH_REASONS] = ["error"]
-        self._end()
-
-    def _end(self) -> None:
         self._is_ended = True
         metrics.TURNS_ACTIVE.add(-1)
         self._span.set_attributes(self._result)

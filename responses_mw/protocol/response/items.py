@@ -21,7 +21,7 @@ _TOKENS = re.compile(
     r"""
       (?P<plain> [^"\\]+ )
     | (?P<end> " )
-    # An escape, or a pair of them, whose end has not arrived yet.
+    # An escape or a pair of escapes whose end has not arrived yet.
     | (?P<cut>
         \\ (?: u[0-9a-f]{0,3} | u d[89ab][0-9a-f]{2} (?: \\ (?: u (?: d (?: [c-f] [0-9a-f]? )? )? )? )? )? \Z
       )
@@ -63,8 +63,8 @@ class StringMember:
     def rest(self, whole: str) -> str:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
-        If the member is not the first one, its whole text is returned. If there is no string of this name in `whole`, `whole`
-        itself is returned, so that nothing the model wrote is lost.
+        If the member is not the first one, its whole text is returned. Without a string of this name, `whole` is returned, so
+        that nothing the model wrote is lost.
         """
         if self._inside:
             return self._held
@@ -109,7 +109,7 @@ class OpenCall:
         self.is_finished = False
         self._emitter = emitter
         self._text = CALL_TEXTS.get(form.item)
-        """The text that is streamed to the client, or None if the item is complete when it is added."""
+        """The text that is streamed to the client, or None if the call is added as a complete item."""
         stem = self._text.stem if self._text else ""
         self._template = {"type": f"{stem}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
@@ -128,7 +128,7 @@ class OpenCall:
             self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
-        """Complete the text of the call, write it to the item, and emit the event that ends the text."""
+        """Complete the text of the call, write the text to the item, and emit the event that ends the text."""
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -178,7 +178,7 @@ class ItemBuilder(ResponseBuilder):
         part.add(text, logprobs)
 
     def _open_part(self, kind: EventTarget) -> OpenText:
-        """Open a part of this `kind`, in the open item if its type matches, otherwise in a new item."""
+        """Open a part of this `kind`, in the open item if the item's type matches, otherwise in a new item."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
             current.finish(self.sources)
@@ -207,7 +207,7 @@ class ItemBuilder(ResponseBuilder):
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     def _reopen(self, item: Item, reasoning: EventTarget) -> None:
-        """Reopen the last item, which another worker began. A call cannot be continued, so it is closed as `incomplete`."""
+        """Reopen the last item, which another worker began. A call cannot be continued, and is closed as `incomplete`."""
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
             kind = OUTPUT_TEXT if item["type"] == "message" else reasoning

@@ -121,9 +121,7 @@ class LogReplay(OutputReplay):
     def __init__(self) -> None:
         super().__init__([])
         self.next_number = 0
-        """Number of the next event in the log."""
-        self.size = 0
-        """Size of the events so far, in bytes."""
+        self.size = 0  # in bytes
         self.runs = False
         """Whether the server may have executed the call that was added last."""
 
@@ -148,7 +146,6 @@ class Takeover:
         open_items = [log.put(place) for place in log.open]
         self.open = last = open_items[-1] if open_items else None
         self.turn_begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
-        """Number of items before the last turn."""
         self.calls = sum(_is_served(item) and is_finished(item) for item in items)
         """Number of server-side calls that have ended."""
         turn = items[self.turn_begins_at :]
@@ -169,7 +166,7 @@ class Takeover:
         return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
 
     def ids_used(self, stem: str) -> int:
-        """Return one more than the highest number in ids of the form `<prefix>_<stem><number>`, or 0 if there is none."""
+        """Return one more than the highest number in ids of the form `<prefix>_<stem><number>`, or 0 if no id has this form."""
         ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
         found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
         return max((int(match[1]) + 1 for match in found if match), default=0)

@@ -54,7 +54,7 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Splits text with `<think>` tags into reasoning and answer, for servers that do not split it (TGI)."""
+    """Splits text with `<think>` tags into reasoning and answer, for servers that send both as content (TGI)."""
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 

@@ -75,19 +75,16 @@ def _offer_custom(tool: Tool, namespace: str | None) -> OfferedFunction:
     members = _names(tool["name"], namespace)
     form = CallForm("custom_tool_call", members, argument="input")
     wanted = tool.get("format", {})
-    description = paragraphs(tool.get("description"), _describe_format(wanted))
-    pattern = as_pattern(wanted["definition"]) if wanted.get("syntax") == "regex" else None
-    constraint = {} if pattern is None else {"pattern": pattern}
+    hint, constraint = "The input is free text, given as the string 'input'.", {}
+    if wanted.get("type") == "grammar":
+        kind = {"lark": "Lark grammar", "regex": "regular expression"}[wanted["syntax"]]
+        hint = f"The input, given as the string 'input', must match this {kind}:\n{wanted['definition']}"
+        pattern = as_pattern(wanted["definition"]) if wanted["syntax"] == "regex" else None
+        constraint = {} if pattern is None else {"pattern": pattern}
     member = {"type": "string", "description": "The whole input, as it is.", **constraint}
+    description = paragraphs(tool.get("description"), hint)
     function = as_function(flat_name(namespace, tool["name"]), description, {"input": member}, "input")
     return OfferedFunction({**function, "strict": True} if constraint else function, form)
-
-
-def _describe_format(wanted: dict[str, Any]) -> str:
-    if wanted.get("type") != "grammar":
-        return "The input is free text, given as the string 'input'."
-    kind = {"lark": "Lark grammar", "regex": "regular expression"}[wanted["syntax"]]
-    return f"The input, given as the string 'input', must match this {kind}:\n{wanted['definition']}"
 
 
 CUSTOM = ToolKind(
@@ -148,18 +145,15 @@ TOOL_SEARCH = ToolKind(
 
 # -- patterns ------------------------------------------------------------------------------------------------------------
 # Servers constrain the input of a custom tool with a JSON Schema `pattern`, made from the regular expression of its grammar.
-# The two languages differ, and constrained decoders usually match the JSON text, not the string that it encodes:
+# The expression matches everything that the pattern matches. Without a pattern, the input is not constrained, and the model
+# only sees the expression in the tool's description.
 #
-# 1. A grammar matches the whole input, but a `pattern` matches any part of it. Therefore, the pattern is `^(...)$`, which
-#    llama.cpp requires as well.
+# 1. A grammar matches the whole input, but a `pattern` may match a part. Therefore, the pattern is `^(...)$`.
 # 2. Only constructs that all servers interpret alike are supported: characters, classes, groups, `|` and counts.
-# 3. The pattern must not match characters that JSON escapes (`"`, a backslash, control characters), because the arguments
-#    would be invalid JSON. Therefore, `.` and `[^...]` are not supported, and `\s` is a space. `\d` and `\w` are ASCII, as
-#    in ECMA-262.
-#
-# The expression matches everything that the pattern matches. If there is no pattern, the input is not constrained, and the
-# model only sees the expression in the tool's description. Expressions come from clients, so they are translated in linear time
-# and never compiled or matched here.
+# 3. Constrained decoders usually match the JSON text. The pattern must not match characters that JSON escapes (`"`, `\`,
+#    control characters), because the arguments would be invalid JSON. Therefore, `.` and `[^...]` are not supported, and
+#    `\s` is a space. `\d` and `\w` are ASCII, as in ECMA-262.
+# 4. Expressions come from clients. Expressions are translated in linear time, and never compiled or matched here.
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 32
