@@ -93,16 +93,12 @@ class ConversationRoutes:
         return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
-        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`. The response is the conversation."""
+        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`, whose response is the conversation."""
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
     async def _verified(self, request: Request) -> tuple[State, Caller]:
-        """Verify the caller. Return the state and the caller.
-
-        Raises `NotSupported` if there is no state, and the errors of `Upstream.verify`.
-        """
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)
         if self.state is None:
@@ -110,22 +106,18 @@ class ConversationRoutes:
         return self.state, caller
 
     async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
-        """Return the items to store.
+        """Return the items in `value`, the member `items` of a body of `size` bytes, with ids from `made`."""
 
-        `value` is the member `items` of a body of `size` bytes. `made` generates the ids of the items.
-        """
-        items = await by_size(size, self._parsed, value)
-        return with_ids(await resolved(items, state, owner, "items"), made)
+        def parsed() -> list[Item]:
+            check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
+            return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
 
-    def _parsed(self, value: Any) -> list[Item]:
-        check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
-        return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
+        return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
         """Return the members of the body that are not null, and the body's size in bytes.
 
-        Raises `BadRequest` if the body has a member that is not in `names`, or if the member `required` is missing. It may be
-        null.
+        Raises `BadRequest` if the body has a member that is not in `names`, or lacks the member `required`, which may be null.
         """
         sent, size = await self.reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")

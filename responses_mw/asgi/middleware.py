@@ -22,15 +22,12 @@ from .telemetry import TelemetryMiddleware
 
 _OURS = re.compile(r"/v1/(responses|conversations)(/|\Z)")
 _END_TIMEOUT = 5.0
-"""Maximum number of seconds for storing failed responses when the lifespan ends."""
+"""Timeout in seconds for storing failed responses when the lifespan ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The open application: `routes` serves our paths, and the middleware uses its other objects.
-
-    `jobs` is None if the server has no stored state.
-    """
+    """The open application. `routes` serves our paths. `jobs` is None if the server has no stored state."""
 
     routes: ASGIApp
     drain: Drain
@@ -41,7 +38,7 @@ class Application:
 class Dispatcher:
     """ASGI middleware that passes requests for our paths to the application, and all other requests to `app`.
 
-    The application is opened when the lifespan starts, and closed when it ends.
+    The application is opened when the lifespan starts, or else on the first request.
     """
 
     def __init__(
@@ -50,17 +47,14 @@ class Dispatcher:
         server: ServerSettings,
         open_application: Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]],
     ) -> None:
-        """`open_application` returns a context manager that opens the application.
-
-        Its argument contains the members `app` and `state` of the host's lifespan scope, for calls to `app` outside a request.
-        """
+        """`open_application` opens the application, and gets the members `app` and `state` of the host's lifespan scope."""
         self.app = app
         self._server = server
         self._open_application = open_application
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
         self.application: Application | None = None
-        """The application, or None if it is not open."""
+        """The application, while it is open."""
         self.is_listening = True
         """Whether the server accepts connections. `DrainingServer` sets this to false until it has opened its port."""
         self._closing: asyncio.Task[None] | None = None
@@ -86,10 +80,7 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope) -> None:
-        """Check a request for an upgrade, and refuse WebSockets if they are turned off.
-
-        Raises the errors of `check_upgrade`, and `UpgradeRequired` for a WebSocket.
-        """
+        """Raise `UpgradeRequired` for a WebSocket if WebSockets are turned off, and the errors of `check_upgrade`."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and self.our_path(scope) is not None:
@@ -112,7 +103,7 @@ class Dispatcher:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the lifespan to the wrapped `app`. Open the application before `app` starts; close it after `app` has stopped.
+        """Pass the lifespan to the wrapped `app`. The application is opened before `app` starts and closed after `app` stops.
 
         The worker starts when `app` has started, and stops before `app` receives the shutdown message.
         """
@@ -128,8 +119,8 @@ class Dispatcher:
         async def close_and_send(message: Message) -> None:
             if message["type"] != "lifespan.startup.complete":
                 await self._close()
-            elif self.application and self.application.jobs:
-                self.application.jobs.work()
+            elif self._jobs:
+                self._jobs.work()
             await send(message)
 
         try:
@@ -147,10 +138,7 @@ class Dispatcher:
             return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open the application on the first request, for hosts without lifespan support.
-
-        The application is closed when the event loop ends.
-        """
+        """Open the application on the first request, for hosts without lifespan support, until the event loop ends."""
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
@@ -165,34 +153,34 @@ class Dispatcher:
             await self._close()
 
     @property
+    def _jobs(self) -> JobService | None:
+        return self.application.jobs if self.application else None
+
+    @property
     def running_jobs(self) -> int:
         """The number of background responses running in this process."""
-        jobs = self.application.jobs if self.application else None
-        return jobs.running if jobs else 0
+        return self._jobs.running if self._jobs else 0
 
     def stop(self) -> None:
         """Begin the drain. Stop claiming jobs, end the streams of background responses, and close idle WebSockets."""
         if self.application:
             self.application.drain.begun.set()
-            if self.application.jobs:
-                self.application.jobs.stop()
+        if self._jobs:
+            self._jobs.stop()
 
     async def fail_runs(self) -> None:
-        """End the drain. Fail the foreground responses that are still in progress, and wait until they are stored."""
+        """End the drain. Fail the foreground responses in progress, and wait until these responses are stored."""
         if self.application:
             await self.application.drain.fail_runs()
 
     async def _drain(self) -> None:
-        """Drain when the lifespan ends, because not every host calls `stop`.
-
-        At this point, the host has already completed or cancelled its requests.
-        """
+        # Not every host calls `stop`. The host has already completed or cancelled its requests.
         self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
                 await self.fail_runs()
-        if self.application and self.application.jobs:
-            await self.application.jobs.drain()
+        if self._jobs:
+            await self._jobs.drain()
 
     async def _close(self) -> None:
         self.application = None

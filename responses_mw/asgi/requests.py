@@ -1,7 +1,4 @@
-"""Read the caller, the body and the query parameters of requests, and format the items in responses.
-
-The total size of the bodies that are being received is limited.
-"""
+"""The caller, the body and the query parameters of a request, and the format of items in responses."""
 
 from __future__ import annotations
 
@@ -32,15 +29,12 @@ from ..upstream import Caller, Standing
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The key in a routed request's scope under which the host's scope, without our path and router, is stored."""
+"""The key in a routed request's scope under which the host's scope is stored."""
 
 BODY_TIMEOUT = 60.0
-"""Maximum number of seconds between two chunks of a request body.
-
-A slower client has disappeared, or keeps the connection open on purpose.
-"""
+"""Maximum number of seconds between two chunks of a request body."""
 UNCOUNTED = 64 * 1024
-"""Number of bytes at the start of each message that `Inbound` does not count, so that large messages never block small ones."""
+"""Number of bytes of each message that `Inbound` does not count, so that large messages never block small messages."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 """Default and maximum number of items on a page."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -48,14 +42,14 @@ _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 @dataclass
 class Inbound:
-    """The total `size` in bytes of the bodies or WebSocket messages that are being received, limited to `maximum`."""
+    """The total `size` of the bodies or WebSocket messages that are being received, limited to `maximum` bytes."""
 
     maximum: int
     size: int = 0
 
 
 class Receiving:
-    """Adds the size of one message to an `Inbound`, until `clear` is called."""
+    """The size of one message, which is added to an `Inbound` until `clear` is called."""
 
     __slots__ = ("_inbound", "_size")
 
@@ -72,7 +66,6 @@ class Receiving:
             raise Unavailable("The server is receiving too many large requests.")
 
     def clear(self) -> None:
-        """Subtract the bytes of the message from the total."""
         self._inbound.size -= self._counted
         self._size = 0
 
@@ -93,10 +86,7 @@ class Reader:
         *,
         refuses_unknown: bool,
     ) -> None:
-        """`forward_headers` are the names of the headers that are forwarded to the upstream in addition to `authorization`.
-
-        If `refuses_unknown` is true, unknown members of a request are refused.
-        """
+        """`forward_headers` are the names of the headers that are forwarded to the upstream in addition to `authorization`."""
         self._auth = auth
         self._max_bytes = limits.max_request_bytes
         self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
@@ -105,27 +95,20 @@ class Reader:
         self._refuses_unknown = refuses_unknown
 
     def parse(self, body: Any, size: int) -> CreateResponse:
-        """Apply the prompt template of a decoded body, and parse the result.
-
-        `size` is the body's size in bytes. Raises `BadRequest` if the body is invalid.
-        """
+        """Return the request in a decoded body of `size` bytes. Raises `BadRequest` if the body is invalid."""
         return self.resolve_and_parse(body, size)[1]
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
-        """Apply the prompt template of a decoded body. Return the new body, and the request parsed from it.
-
-        `size` is the body's size in bytes. Raises `BadRequest` if the body is invalid.
-        """
+        """Like `parse`, but also return the body after its prompt template has been applied."""
         if self._refuses_unknown:
             refuse_unknown(body)
         resolved = self._prompts.resolve(body)
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller of the request. Record its owner and the name of its API key in the current `RequestContext`.
+        """Return the caller, and record its owner and API key in the current `RequestContext`.
 
-        Raises `BadRequest` if the tenant is missing, empty or sent more than once, and `Forbidden` if the API key is not
-        allowed to name a tenant.
+        Raises the errors of `owner_in`.
         """
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:
@@ -138,11 +121,10 @@ class Reader:
         return Caller(owner, headers, scope.get(HOST_SCOPE, scope), Standing(API_KEY in scope, API_KEY in scope))
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """Read and decode the body, and return the result of `parse(body, size)`. `size` is the body's size in bytes.
+        """Read and decode the body, and return the result of `parse(body, size)`, with the body's size in bytes.
 
-        Raises `BadRequest` if the body is compressed or is not JSON, `TooLarge` if it exceeds a limit, `RequestTimeout` if the
-        client stops sending, `Unavailable` if too many large bodies are being received, `ClientDisconnect`, and the errors of
-        `parse`.
+        Raises `BadRequest` if the body is compressed or is not JSON, `TooLarge` if it exceeds a limit, `RequestTimeout`,
+        `ClientDisconnect`, `Unavailable` if too many large bodies are being received, and the errors of `parse`.
         """
         receiving = Receiving(self._inbound)
         try:
@@ -171,10 +153,7 @@ class Reader:
 
 
 async def next_message(receive: Receive) -> Message:
-    """Return the next ASGI message of a request body.
-
-    Raises `RequestTimeout` if the message does not arrive within `BODY_TIMEOUT` seconds.
-    """
+    """Return the next ASGI message of a request body. Raises `RequestTimeout` after `BODY_TIMEOUT` seconds."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await receive()
@@ -183,10 +162,7 @@ async def next_message(receive: Receive) -> Message:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the query parameters `order`, `limit` and `after` of a list request. The default is the newest 20 items.
-
-    Raises `BadRequest` if `order` or `limit` is invalid.
-    """
+    """Return the query parameters of a page of items, by default the newest 20. Raises `BadRequest` if one is invalid."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
@@ -235,11 +211,7 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return `item` as the API returns it.
-
-    Members that must be requested are removed unless they are in `include`. Content parts get their standard types and default
-    members.
-    """
+    """Return `item` as the API returns it: without members to include on request, and with content parts in standard form."""
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)
@@ -248,9 +220,5 @@ def shown(item: Item, include: frozenset[str]) -> Item:
     text = "output_text" if item.get("role") == "assistant" else "input_text"
     if item["type"] == "reasoning":
         text = "reasoning_text"
-    return {**item, member: [_shown_part(part, text) for part in parts]}
-
-
-def _shown_part(part: Part, text_kind: str) -> Part:
-    kind = text_kind if part["type"] in _TEXTS else part["type"]
-    return {**_DEFAULTS.get(kind, {}), **part, "type": kind}
+    typed: list[Part] = [{**part, "type": text if part["type"] in _TEXTS else part["type"]} for part in parts]
+    return {**item, member: [{**_DEFAULTS.get(part["type"], {}), **part} for part in typed]}

@@ -100,7 +100,6 @@ class ResponseRoutes:
     async def _queued(
         self, jobs: JobService, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> Document:
-        """Queue a background response and return its document."""
         gate = partial(self.upstream.verify, caller)
         run = await self.runner.prepare(parsed, caller)
         await self.runner.check(run)
@@ -114,10 +113,7 @@ class ResponseRoutes:
         return document
 
     async def connect(self, request: Request) -> ASGIApp:
-        """`GET /v1/responses` over HTTP, which is always refused.
-
-        Raises `UpgradeRequired` for a WebSocket upgrade that the ASGI server does not support, or else `MethodNotAllowed`.
-        """
+        """`GET /v1/responses` over HTTP. Raises `UpgradeRequired` for an unsupported upgrade, or else `MethodNotAllowed`."""
         if request.headers.get("upgrade", "").lower() == "websocket":
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
@@ -159,9 +155,8 @@ class ResponseRoutes:
         """`GET /v1/responses/{response_id}/input_items`"""
         include, page, before = included(request), paging(request), request.query_params.get("before")
         state, _, caller, response_id = await self._stored(request)
-        return JSONResponse(
-            listed(await state.responses.input_items(response_id, caller.owner, before=before, **page), include)
-        )
+        items = await state.responses.input_items(response_id, caller.owner, before=before, **page)
+        return JSONResponse(listed(items, include))
 
     async def compact(self, request: Request) -> ASGIApp:
         """`POST /v1/responses/compact`. Nothing is stored."""
@@ -177,7 +172,7 @@ class ResponseRoutes:
         return RunJSONResponse(events(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses/input_tokens`. Count the input tokens that `create` would send to the model."""
+        """`POST /v1/responses/input_tokens`, which counts the input tokens that `create` would send to the model."""
         parsed = await self.reader.read(request, self._parse_counted)
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)  # some upstreams tokenize without a credential
@@ -190,10 +185,7 @@ class ResponseRoutes:
         return replace(self.reader.parse(body, size), stream=False, store=False, background=False)
 
     async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
-        """Verify the caller. Return the state, the jobs, the caller and the id of the response in the path.
-
-        Raises `NotFound` if there is no state, and the errors of `Upstream.verify`.
-        """
+        """Verify the caller. Return the state, the jobs, the caller and the id of the response in the path."""
         caller, response_id = self.reader.caller(request), request.path_params["response_id"]
         await self.upstream.verify(caller)
         if self.state is None or self.jobs is None:
@@ -207,13 +199,12 @@ def _cache_status() -> dict[str, str]:
 
 
 def _listed_names(names: Iterable[str]) -> str:
-    """Return at most 16 of the `names` as a header value, with `...` if there are more."""
+    """Return at most 16 of the `names` as a header value, and `...` if there are more."""
     listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
     return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 
 
 def _starting_after(request: Request) -> int:
-    """Return the query parameter `starting_after`, or -1 if it is missing. Raises `BadRequest` if it is invalid."""
     if "starting_after" not in request.query_params:
-        return -1
+        return -1  # the stream begins with the first event
     return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=_MAX_SEQUENCE_NUMBER)

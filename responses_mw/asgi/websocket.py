@@ -1,21 +1,10 @@
 """WebSocket mode: `GET /v1/responses` with an upgrade (OpenAI reference, "WebSocket mode").
 
-A connection has lanes. The requests of a lane run one after another, and lanes run concurrently.
-
-1. Frames are read as they arrive, so that a disconnect is detected immediately. A limited number of requests can wait in their
-   lanes.
-2. Each lane is a task that sends the events of its runs. If the client does not read, `send` blocks, and so do the runs of the
-   connection.
-3. A connection has a maximum lifetime. When the lifetime has passed or the server shuts down, the connection accepts no more
-   requests. It is closed when the running responses have ended.
-
-A frame from the client is an object with a `type`. The frame `response.create` has the members of the body of
-`POST /v1/responses` and two others: `generate`, which is false to create a response without calling the model, and `stream_id`,
-which selects the lane. A frame from the server is the data of one event, with the request's `stream_id`, if any. No `[DONE]` is
-sent.
-
-An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent if the response cannot be
-started. A response that fails later ends with `response.failed`. The specification requires `code`; its default is the type.
+1. The member `stream_id` of a request selects its lane. The requests of a lane run one after another, and lanes run
+   concurrently. Each lane is a task. If the client does not read, `send` blocks, and so do the runs of the connection.
+2. Frames are read as they arrive, so that a disconnect is detected immediately.
+3. When its maximum lifetime has passed or the server shuts down, a connection accepts no more requests. It is closed when the
+   running responses have ended.
 """
 
 from __future__ import annotations
@@ -88,7 +77,6 @@ class WebSockets:
         scope = scope.get(HOST_SCOPE, scope)
         try:
             caller = await self._verified(scope)
-            self._check_number(caller.owner)
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
@@ -108,30 +96,31 @@ class WebSockets:
             ).run()
 
     async def _verified(self, scope: Scope) -> Caller:
-        """Check the origin, verify the caller and return the caller. Raises `APIError` if the upgrade must be refused."""
+        """Return the verified caller.
+
+        Raises `Forbidden` for a foreign origin, `RateLimited` or `Unavailable` if too many connections are open, and the errors
+        of `Reader.caller` and `Upstream.verify`.
+        """
         self.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
         caller = self.reader.caller(HTTPConnection(http_scope))
         # A request with `generate: false` does not call the upstream, which would check the credential.
         await self.upstream.verify(caller)
-        return caller
-
-    def _check_number(self, owner: str) -> None:
-        """Check the number of open connections.
-
-        Raises `RateLimited` if the owner has reached its maximum, and `Unavailable` if the server has reached its maximum.
-        """
         shares, maximum = self._memory.shares, max(1, self.server.max_websockets // 5)
-        if owner in shares and shares[owner].connections >= maximum:
+        if caller.owner in shares and shares[caller.owner].connections >= maximum:
             raise RateLimited(f"You already have {maximum} open WebSocket connections.")
         if sum(share.connections for share in shares.values()) >= self.server.max_websockets:
             raise Unavailable("This server has too many open WebSocket connections.", retry_after=5)
+        return caller
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A `response.create` frame. `body` is the body of the equivalent POST request, and `size` the frame's size in bytes."""
+    """A `response.create` frame of `size` bytes. `body` is the body of the equivalent POST request.
+
+    If `generate` is false, the response is created without the model.
+    """
 
     body: dict[str, Any]
     lane: str | None
@@ -141,18 +130,15 @@ class Create:
 
 @dataclass(eq=False)
 class WebSocketConnection:
-    """An accepted WebSocket.
-
-    `history` keeps the connection's unstored responses. The memory of waiting requests is reserved in the owner's `share`.
-    """
+    """An accepted WebSocket. The memory of waiting requests is reserved in the owner's `share`."""
 
     runner: Runner
     history: ConnectionHistory
     share: Share
     parse: Callable[[Any, int], CreateResponse]
-    """Parse a decoded body, given its size in bytes. Raises `BadRequest` if the body is invalid."""
+    """`Reader.parse`"""
     admission: Callable[[Caller], AbstractAsyncContextManager[None]]
-    """Return the context manager for one response to a caller. Entering it raises `APIError` if the request is not admitted."""
+    """Return the context manager of one response. Entering the context raises `APIError` if the request is not admitted."""
     caller: Caller
     caching: CacheSettings
     max_frame_bytes: int
@@ -165,7 +151,7 @@ class WebSocketConnection:
     _idle: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
-        """Serve requests until the client disconnects or the server closes the connection. A disconnect cancels all runs."""
+        """Serve requests until the connection is closed. A disconnect by the client cancels all runs."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._wind_up_with_server, group)
@@ -209,10 +195,11 @@ class WebSocketConnection:
         """Process frames until the client disconnects."""
         with suppress(OSError):
             while (message := await self.receive())["type"] != "websocket.disconnect":
-                await self._take(_data(message), group)
+                await self._process(message, group)
 
-    async def _take(self, data: bytes, group: TaskGroup) -> None:
-        lane = None
+    async def _process(self, message: Message, group: TaskGroup) -> None:
+        text, lane = message.get("text"), None
+        data = message.get("bytes") or b"" if text is None else text.encode()
         try:
             frame = await by_size(len(data), _decoded, data, self.max_frame_bytes)
             lane = _lane_of(frame)
@@ -226,10 +213,9 @@ class WebSocketConnection:
             await self._send_error(error, lane)
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
-        """Start the response, or queue the request if its lane already has a running response.
+        """Start the response, or queue the request if a response is running in its lane.
 
-        Raises `RateLimited` if the connection or the owner has reached a limit, and the error in `_refusal` if the connection
-        accepts no more requests.
+        Raises `RateLimited` if the connection or the owner has reached a limit, and the error in `_refusal`.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -248,20 +234,26 @@ class WebSocketConnection:
     # -- responses ------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, first: Create, group: TaskGroup) -> None:
-        """Create the response to `first`, and then to each waiting request of the same lane. Remove the lane at the end."""
+        """Respond to `first` and to the waiting requests of its lane, and remove the lane."""
         lane = self._lanes[first.lane]
-        await self._guard(first, group)
+        await self._respond(first, group)
         while lane:
             create = lane.popleft()
             self.share.leave(create.size)
-            await self._guard(create, group)
+            await self._respond(create, group)
         del self._lanes[first.lane]
         if self._refusal is not None and not self._lanes:
             self._idle.set()
 
-    async def _guard(self, create: Create, group: TaskGroup) -> None:
+    async def _respond(self, create: Create, group: TaskGroup) -> None:
+        """Send the events of one response, or an error if the request is not admitted or its response cannot start."""
+        caller = self.caller.again()
         try:
-            await self._respond(create)
+            try:
+                async with self.admission(caller):
+                    await self._run(create, caller)
+            except APIError as error:
+                await self._send_error(error, create.lane)
         except OSError:
             logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
             group.cancel_scope.cancel()
@@ -269,17 +261,8 @@ class WebSocketConnection:
             logger.exception("a response on a WebSocket failed")
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 
-    async def _respond(self, create: Create) -> None:
-        """Send the events of one response. Send an error if the request is not admitted or fails before the response starts."""
-        caller = self.caller.again()
-        try:
-            async with self.admission(caller):
-                await self._run(create, caller)
-        except APIError as error:
-            await self._send_error(error, create.lane)
-
     async def _run(self, create: Create, caller: Caller) -> None:
-        """Run an admitted request and send its events. If the run fails, evict the previous response from memory."""
+        """Send the events of an admitted request. If its response fails, evict the previous response from memory."""
         has_failed, last = True, ""
         try:
             request = await by_size(create.size, self.parse, create.body, create.size)
@@ -300,9 +283,8 @@ class WebSocketConnection:
                 self.history.evict(parent)
 
     async def _send_error(self, error: APIError, lane: str | None) -> None:
-        """Send `error` as a frame, including its HTTP headers, such as `retry-after`."""
         members: dict[str, Any] = error.body()["error"]
-        members["code"] = members["code"] or members["type"]
+        members["code"] = members["code"] or members["type"]  # the specification requires a code
         if error.headers:
             members["headers"] = error.headers
         await self._send_data({"type": "error", "status": error.status, "error": members}, lane)
@@ -312,16 +294,7 @@ class WebSocketConnection:
         await self.send({"type": "websocket.send", "text": text})
 
 
-def _data(message: Message) -> bytes:
-    text = message.get("text")
-    return message.get("bytes") or b"" if text is None else text.encode()
-
-
 def _decoded(data: bytes, maximum: int) -> dict[str, Any]:
-    """Decode the JSON object in a frame.
-
-    Raises `TooLarge` if the frame exceeds `maximum` bytes or `REQUEST_LIMITS`, and `BadRequest` if it is not a JSON object.
-    """
     if len(data) > maximum:
         raise TooLarge(f"The frame is larger than {maximum} bytes.")
     frame = checks.decode(data, REQUEST_LIMITS, "the JSON of your frame")
@@ -339,10 +312,6 @@ def _lane_of(frame: dict[str, Any]) -> str | None:
 
 
 def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
-    """Return the `Create` for a frame. The body is parsed later, when the response starts.
-
-    Raises `BadRequest` if `generate` or `background` is invalid on a WebSocket.
-    """
     generate = frame.get("generate")
     if generate is not None:
         checks.boolean(generate, "generate")
@@ -353,7 +322,7 @@ def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 
 
 def _steer_failed(frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the frame that refuses a `response.steer`. It contains the input, so that the client can send the input again."""
+    """Return the frame that refuses a `response.steer`, with the input, so that the client can send the input again."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",

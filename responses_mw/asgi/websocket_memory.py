@@ -1,9 +1,8 @@
-"""Memory for the unstored responses of WebSocket connections, so that the same connection can continue them.
+"""Memory for the unstored responses of WebSocket connections.
 
-A response with `store: false` can be continued only by the connection that created it (OpenAI reference, "WebSocket mode"). A
-response is evicted when its connection ends, when its continuation fails, or when newer responses of the same owner need its
-memory. The memory is limited for each owner and for all owners together. A new response evicts only responses of its own owner.
-If other owners use the whole memory, the new response is not kept.
+A response with `store: false` can be continued only by the connection that created the response (OpenAI reference, "WebSocket
+mode"). A response is evicted when its connection ends, when its continuation fails, or when newer responses of the same owner
+need its memory. The memory is limited for each owner and for all owners together.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ ITEM_OVERHEAD, _POINTER = 512, 8
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The memory of the items that one response adds to a history.
-
-    All histories that contain these items share the block. `holders` is the number of these histories that are in memory.
-    """
+    """The memory of the items that one response adds to a history. `holders` is the number of histories that share it."""
 
     size: int
     holders: int = 0
@@ -40,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that contains unstored responses, so that its continuations cannot be stored either."""
+    """A history that contains unstored responses, so that its continuations cannot be stored."""
 
     blocks: Sequence[Block] = ()
 
@@ -52,7 +48,7 @@ class UnstoredChain(Chain):
 
 @dataclass(eq=False)
 class Memory:
-    """The memory used by all WebSocket connections of this process, and its limits."""
+    """The memory used by all WebSocket connections of this process, and its limits in bytes."""
 
     owner_bytes: int
     total_bytes: int
@@ -62,7 +58,7 @@ class Memory:
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:
-        """Yield the share of `owner` for a new connection, which is counted until the context exits."""
+        """Count a connection of `owner` until the context exits, and yield the owner's share."""
         share = self.shares.setdefault(owner, Share(self))
         share.connections += 1
         WEBSOCKETS_OPEN.add(1)
@@ -80,13 +76,9 @@ class Share:
 
     def __init__(self, memory: Memory) -> None:
         self.connections = 0
-        """The number of the owner's open connections."""
         self._memory = memory
         self._held: OrderedDict[str, tuple[UnstoredChain, set[str]]] = OrderedDict()
-        """For each response, the history that ends with it, and the set from which its id is removed on eviction.
-
-        The least recently used response comes first.
-        """
+        """The arguments of `hold` by response, with the least recently used response first."""
         self._size = 0
         self._waiting = 0
 
@@ -96,10 +88,9 @@ class Share:
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known`.
+        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known` until it is evicted.
 
-        To make room, evict the owner's least recently used responses. An evicted response is removed from its `known` set. Do
-        nothing if `chain` would not fit even with all of them evicted.
+        The owner's least recently used responses are evicted to make room. If `chain` cannot fit, nothing is stored or evicted.
         """
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
@@ -113,7 +104,7 @@ class Share:
         self._make_room(0)
 
     def evict(self, response_id: str) -> None:
-        """Remove a response from memory, and its id from the `known` set that was passed to `hold`."""
+        """Remove a response from memory, and its id from the set that was passed to `hold`."""
         chain, known = self._held.pop(response_id)
         known.remove(response_id)
         self._grow(-chain.own_size)
@@ -123,10 +114,7 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Reserve memory for a waiting request of `size` bytes, evicting responses if necessary.
-
-        Raises `RateLimited` if the request does not fit in the memory.
-        """
+        """Reserve memory for a waiting request, and evict responses if necessary. Raises `RateLimited` if it cannot fit."""
         if not self._fits(size):
             raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
@@ -134,7 +122,6 @@ class Share:
         self._grow(size)
 
     def leave(self, size: int) -> None:
-        """Release the memory of a waiting request of `size` bytes."""
         self._waiting -= size
         self._grow(-size)
 
@@ -165,10 +152,7 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response, or keep it in memory if it cannot or must not be stored.
-
-        If the history contains unstored responses, set `document["store"]` to false.
-        """
+        """Store the response in Redis or, if `document["store"]` is false or becomes false, in memory."""
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False
         await super().commit(context, document, gate)
@@ -176,7 +160,7 @@ class ConnectionHistory(History):
             self._hold(context, document["id"], [*context.input, *document["output"]])
 
     def evict(self, response_id: str) -> None:
-        """Remove a response from memory. Do nothing if it is not an unstored response of this connection."""
+        """Remove a response from memory, if it is an unstored response of this connection."""
         if response_id in self._own:
             self._share.evict(response_id)
 
