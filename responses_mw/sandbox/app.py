@@ -34,11 +34,7 @@ _INSTRUCTIONS = (
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
-    """Create the ASGI application.
-
-    Its lifespan selects the isolation, and ends all containers at shutdown. Startup raises `SandboxError` if the available
-    isolation is too weak.
-    """
+    """Create the ASGI application. Its startup raises `SandboxError` if the available isolation is too weak."""
     containers = Containers(settings)
 
     @asynccontextmanager
@@ -66,37 +62,32 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         content = [TextContent(type="text", text=_text(outcome))]
         return CallToolResult(content=content, structured_content=outcome.model_dump(), is_error=outcome.ended is not None)
 
-    server.custom_route(HEALTH, methods=["GET"])(_health)
+    async def health(_: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    server.custom_route(HEALTH, methods=["GET"])(health)
     app = server.streamable_http_app(stateless_http=True, host=settings.host)
-    if settings.token is None:
-        return app
-    return _BearerToken(app, settings.token.get_secret_value())
-
-
-async def _health(_: Request) -> Response:
-    return PlainTextResponse("ok")
+    return app if settings.token is None else _BearerToken(app, settings.token.get_secret_value())
 
 
 def serve(settings: SandboxSettings) -> None:
     """Run the sandbox until a signal stops it. If the available isolation is too weak, exit with an error message."""
     import uvicorn
 
+    async def isolation() -> str:
+        async with Containers(settings) as containers:
+            return containers.isolation.name
+
     try:
-        isolation = asyncio.run(_isolation(settings))
+        available = asyncio.run(isolation())
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
     hide()  # containers may run as the same user and must not inspect this process
-    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation}", flush=True)  # noqa: T201
+    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {available}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
 
-async def _isolation(settings: SandboxSettings) -> str:
-    async with Containers(settings) as containers:
-        return containers.isolation.name
-
-
 def _text(outcome: PythonResult) -> str:
-    """Return the outcome of a call as text for the model."""
     parts = [part.rstrip("\n") for part in (outcome.stdout, outcome.stderr, outcome.result, outcome.error) if part]
     if outcome.files:
         parts.append("Files: " + ", ".join(f"{file.name} ({file.size} bytes)" for file in outcome.files))
@@ -106,7 +97,7 @@ def _text(outcome: PythonResult) -> str:
 
 
 class _BearerToken:
-    """ASGI middleware that refuses requests without the bearer token, except for the health check."""
+    """Refuses requests without the bearer token, except for the health check."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -1,8 +1,7 @@
 """The containers of the sandbox, which run untrusted code in processes of their own.
 
-The output of a container is written to files in memory, of which the service reads only a limited part. A container can
-therefore neither block the service nor exhaust its memory. The replies of a container are frames of limited length with the
-nonce of the request. An invalid reply ends the container.
+A container can neither block the service nor exhaust its memory, because the service reads only a limited part of the output.
+Replies are frames of limited length with the nonce of the request. An invalid reply ends the container.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ _INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; removed bef
 
 
 class SandboxError(Exception):
-    """An error of the sandbox. Its message is sent to the caller or, at startup, printed."""
+    """An error whose message is sent to the caller or, at startup, printed."""
 
 
 class _Reply(BaseModel):
-    """The reply of `jail.launch` to a cell."""
-
     model_config = ConfigDict(strict=True)
 
     nonce: str
@@ -59,7 +56,7 @@ class WrittenFile(BaseModel):
 
 
 class PythonResult(BaseModel):
-    """The outcome of a cell. It is the structured content of the tool's result."""
+    """The outcome of a cell, which is the structured content of the tool's result."""
 
     container_id: str = Field(description="pass it to the next call to continue in the same container")
     stdout: str
@@ -71,15 +68,13 @@ class PythonResult(BaseModel):
 
 
 class Containers:
-    """The containers by id. Their number is limited, and a container is ended `keep` seconds after its last call.
+    """The containers by id, as an async context manager that ends all containers on exit.
 
-    This is an async context manager. On entry, it selects the strongest isolation available. It raises `SandboxError` if
-    namespaces are not available and `allow_weak_isolation` is not set, or if no container can be started. On exit, it ends all
-    containers.
+    The entry selects the strongest isolation available. It raises `SandboxError` if the kernel grants no isolation that the
+    settings permit.
     """
 
     isolation: Isolation
-    """The isolation of each container. It is set on entry."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -101,8 +96,8 @@ class Containers:
     async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
         """Run `code` in a container of `owner`, or in a new container if `container_id` is None.
 
-        The memory of a new container is limited to `memory_bytes` or to the setting, whichever is lower. Raises `SandboxError`
-        if `owner` has no container with this id, or if no new container can be started.
+        `memory_bytes` can lower the memory of a new container. Raises `SandboxError` if `owner` has no container with this id,
+        or if no new container can be started.
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
@@ -136,10 +131,7 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot. If there is none, end the container that has been idle for longest and wait for its slot.
-
-        Raises `SandboxError` if all containers are in use.
-        """
+        """Return a free slot. If no slot is free, end the container that has been idle for longest and wait for its slot."""
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:
                 self._discard(min(idle, key=lambda container: container.last_used))
@@ -150,16 +142,16 @@ class Containers:
 
     def _discard(self, container: Container) -> None:
         """End a container in the background. Its slot and its user can be used again when its last process has ended."""
-        if self._live.pop(container.id, None) is None:
-            return
-        container.cut()
-        task = asyncio.create_task(self._end(container))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
 
-    async def _end(self, container: Container) -> None:
-        await container.end()
-        self._slots.add(container.slot)
+        async def end() -> None:
+            await container.end()
+            self._slots.add(container.slot)
+
+        if self._live.pop(container.id, None) is not None:
+            container.cut()
+            task = asyncio.create_task(end())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _expire(self) -> None:
         while True:
@@ -192,7 +184,7 @@ class Containers:
 
 
 class Container:
-    """A container. Call `start` before `run`. Always call `end`, even if the container has already ended."""
+    """A container. The caller must call `start` before `run`, and always `end`, even if the container has already ended."""
 
     def __init__(self, container_id: str, slot: int, settings: SandboxSettings, isolation: Isolation, owner: str) -> None:
         self.id = container_id
@@ -211,10 +203,7 @@ class Container:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Start the processes of the container and run `first_cell`.
-
-        Raises `SandboxError` if a process cannot be started or the cell fails. The message is the last line of the errors.
-        """
+        """Start the processes and run `first_cell`. Raises `SandboxError` if a process cannot be started or the cell fails."""
         try:
             await self._launch()
             first = await self.run(first_cell)
@@ -308,17 +297,14 @@ class Container:
         return reply
 
     async def _sweep(self) -> None:
-        """Make the init process end the processes that the cell left behind.
-
-        Raises `EOFError` if the init process cannot do so or has ended.
-        """
+        """Make the init process end the processes that the cell left behind. Raises `EOFError` if that is not possible."""
         self._orders.write(b".")
         self._last_line = await self._reports.readline()
         if self._last_line != b"swept\n":
             raise EOFError
 
     async def _cause(self) -> str:
-        """Return the reason why the container ended, as reported by its init process."""
+        """Return why the container ended, as reported by its init process."""
         try:
             async with asyncio.timeout(_END_TIMEOUT):
                 self._last_line += await self._reports.read()
@@ -362,9 +348,8 @@ class Container:
 
 
 def _output_file() -> int:
-    """Create a file in memory and return its descriptor. All writes append, even after the file has been truncated."""
     output = os.memfd_create("output")
-    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)  # because the file is truncated before each cell
     return output
 
 
@@ -375,7 +360,7 @@ def _printed(output: int, max_bytes: int) -> str:
 
 
 def _explained(report: list[str], settings: SandboxSettings) -> str:
-    """Return a clause that explains `report`, the words of the init process's last line."""
+    """Return a clause for `report`, the words of the init process's last line."""
     match report:
         case ["exit", status]:
             return f"its process ended with exit status {status}"

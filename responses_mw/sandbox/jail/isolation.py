@@ -1,7 +1,6 @@
 """The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
-All functions raise `OSError` if the kernel refuses an operation. There is one exception: if the process file system cannot be
-mounted, as in many outer containers, the container has none.
+All functions raise `OSError` if the kernel refuses an operation. Only the process file system is optional.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ LEVELS = (
     Isolation("weak: one user per container", own_user=True),
     Isolation("weak: all containers share this process's user and files"),
 )
-"""The levels from the strongest to the weakest. The first level that the kernel permits is used."""
+"""All levels, from the strongest to the weakest. The first level that the kernel permits is used."""
 
 
 class ResourceLimits(TypedDict):
-    """The resource limits of a container. Sizes are in bytes."""
-
     cpu_seconds: int
     memory_bytes: int
     disk_bytes: int
@@ -69,18 +66,16 @@ VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def checked(result: int) -> None:
-    """Raise `OSError` with the C library's errno if `result` is -1."""
+def checked(result: int) -> int:
+    """Return the result of a call of the C library. Raises `OSError` with the library's errno if `result` is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """Create a process namespace, whose first process is the next child of this process.
-
-    If `as_user` is true, also enter a new user namespace, for which root privileges are not needed.
-    """
+    """Create a process namespace for the next child. If `as_user` is true, enter a new user namespace first."""
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return
@@ -92,10 +87,10 @@ def enter_process_namespace(*, as_user: bool) -> None:
 
 
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
-    """Enter new namespaces for files, network and host name, and replace the root directory.
+    """Enter new namespaces for files, network and host name, and replace the root with a file system in memory.
 
-    The new root is a file system in memory of at most `disk_bytes`. Its working and temporary directories belong to `uid`, or
-    to the current user if `uid` is None. All other directories are read-only. `packages` are directories that become readable.
+    Only the working and temporary directories are writable. These directories belong to `uid`, or to the current user if `uid`
+    is None. `packages` are directories that become readable.
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
@@ -126,7 +121,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def _show(path: str, root: str, flags: int) -> None:
-    """Mount the machine's `path` read-only at the same path below `root`. Do nothing if the machine does not have it."""
+    """Mount the machine's `path`, if it exists, read-only at the same path below `root`."""
     source, target = Path(path), Path(root + path)
     if target.exists() or not source.exists():  # a path below /usr already exists
         return
@@ -151,8 +146,7 @@ def hide() -> None:
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children.
 
-    `own_count` is true if the kernel counts the processes of this container separately. Only then is their number limited.
-    `own_user` is true if the container has its own user.
+    The number of processes is limited only if the kernel counts the container's processes separately (`own_count`).
     """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
@@ -171,10 +165,7 @@ def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Permanently drop all capabilities and set `no_new_privs`. Change to the user `uid`, unless `uid` is None.
-
-    Also set the umask to 077, and call `hide`.
-    """
+    """Permanently drop all capabilities, set `no_new_privs` and call `hide`. Change to `uid`, unless `uid` is None."""
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):
@@ -202,15 +193,10 @@ _RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
 def restrict_files(directory: str, packages: list[str]) -> None:
-    """Permanently restrict file access with Landlock.
+    """Permanently restrict file access with Landlock. `no_new_privs` must be set.
 
-    Only files in `directory` can be written. Files in `directory`, in `packages`, and in the system's directories of libraries
-    and programs can be read. Some devices, such as `/dev/null`, remain available.
-
-    In addition to the system call filter, Landlock also forbids TCP (ABI version 4 or later) and signals and abstract sockets
-    to processes outside the container (ABI version 6 or later).
-
-    `no_new_privs` must be set. Raises `OSError` if Landlock is not available.
+    Only `directory` and `/dev/null` are writable. `packages`, some devices, and the system's libraries and programs are
+    readable. If the kernel supports it, Landlock also forbids TCP, and signals and abstract sockets to other processes.
     """
     version = landlock_version()
     every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1
@@ -219,7 +205,7 @@ def restrict_files(directory: str, packages: list[str]) -> None:
         handled.append(_EVERY_PORT)
     if version >= _SCOPES_SINCE:
         handled.append(_EVERY_SCOPE)
-    ruleset = _called(_CREATE_RULESET, struct.pack(f"={len(handled)}Q", *handled), 8 * len(handled), 0)
+    ruleset = _syscall(_CREATE_RULESET, struct.pack(f"={len(handled)}Q", *handled), 8 * len(handled), 0)
     reading = _EXECUTE | _READ_FILE | _READ_DIRECTORY
     for path in (*VISIBLE, *packages):
         _allow(ruleset, path, reading)
@@ -227,13 +213,13 @@ def restrict_files(directory: str, packages: list[str]) -> None:
         _allow(ruleset, path, _READ_FILE)
     _allow(ruleset, "/dev/null", _READ_FILE | _WRITE_FILE)
     _allow(ruleset, directory, every_right)
-    _called(_RESTRICT_SELF, ruleset, 0)
+    _syscall(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 def landlock_version() -> int:
     """Return the kernel's Landlock ABI version. Raises `OSError` if Landlock is not available."""
-    return _called(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    return _syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -243,11 +229,9 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return  # some machines do not have all paths
     if not os.path.isdir(path):  # noqa: PTH112
         rights &= _RIGHTS_OF_FILES
-    _called(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
     os.close(beneath)
 
 
-def _called(number: int, *arguments: int | bytes | None) -> int:
-    result = int(libc.syscall(ctypes.c_long(number), *arguments))
-    checked(result)
-    return result
+def _syscall(number: int, *arguments: int | bytes | None) -> int:
+    return checked(libc.syscall(ctypes.c_long(number), *arguments))

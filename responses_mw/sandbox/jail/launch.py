@@ -1,15 +1,12 @@
 """The processes of a container: a process that waits outside, the init process inside, and the process that runs the code.
 
-The init process is the first process of the container's process namespace. Other processes in the container cannot send signals
-to it, and when it ends, the kernel ends all of them. For each byte on its standard input, the init process ends the processes
-that the last call left behind, and writes the line `swept`. When its input is closed, it ends the container. The input is also
-closed if the service crashes. If the container ends for another reason, the init process writes this reason: `exit 3`,
-`signal 9`, `memory`, or `processes` if leftover processes could not be ended.
+When the init process ends, the kernel ends all processes of the container, which cannot send signals to the init process. For
+each byte on its standard input, the init process ends the processes that the last call left behind, and writes `swept`. When
+its input is closed, as after a crash of the service, the init process ends the container. If the container ends for another
+reason, the init process writes the reason: `exit 3`, `signal 9`, `memory`, or `processes`.
 
-The code runs as in a notebook: all cells share one namespace, and the value of a cell's last expression is its result. A frame
-on the channel is a length (four bytes, big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are
-`{"nonce", "result", "error", "files"}`. The code runs in the process that writes the replies and can forge them, but a forged
-reply can only misreport the code's own results.
+A frame on the channel is a length (four bytes, big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are
+`{"nonce", "result", "error", "files"}`. The code can forge replies, but only misreport its own results.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import NoReturn, TypedDict
 
 from . import isolation, seccomp
@@ -75,7 +72,7 @@ def main(plan: Plan) -> NoReturn:
 
 
 def _fork(child: Callable[[], None]) -> int:
-    """Run `child` in a child process, and return its process id. The process exits when `child` returns or raises."""
+    """Run `child` in a child process, and return its process id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -119,15 +116,12 @@ def _run_code(plan: Plan) -> None:
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
-    """Process the service's orders, and monitor the process `code` and the memory, until the container must end.
-
-    Unless the input was closed, write the reason.
-    """
+    """Process the service's orders, and monitor the process `code` and the memory, until the container must end."""
     while True:
         ordered, _, _ = select.select([0], [], [], _TICK)
-        if ordered and not os.read(0, 1):
-            return
         if ordered:
+            if not os.read(0, 1):
+                return
             swept = _sweep(code, namespaces=namespaces)
             os.write(1, b"swept\n" if swept else b"processes\n")
             if not swept:
@@ -144,10 +138,7 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """Return the ids of the container's processes, without the init process.
-
-    Without namespaces or a process file system, return only `code`.
-    """
+    """Return the ids of all processes except the init process, or only `code` without namespaces or `/proc`."""
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
@@ -194,7 +185,6 @@ def _reap_orphans(code: int) -> None:
 
 
 def _prepare(directory: str, packages: list[str]) -> None:
-    """Set the environment variables and the import path, and define `exit` and `quit`."""
     os.environ.clear()
     os.environ.update(HOME=directory, PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", USER="sandbox")
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + packages
@@ -203,7 +193,6 @@ def _prepare(directory: str, packages: list[str]) -> None:
 
 
 def _serve(channel: int, directory: str, output_bytes: int) -> None:
-    """Run the cells received on the channel and send replies, until the channel is closed."""
     os.set_inheritable(channel, False)
     process = os.getpid()
     notebook = _Notebook(output_bytes)
@@ -223,7 +212,7 @@ def _serve(channel: int, directory: str, output_bytes: int) -> None:
 
 
 def _clean(text: str | None) -> str | None:
-    """Return `text` with `?` in place of lone surrogates, which a reply must not contain."""
+    """Replace lone surrogates, which a reply must not contain, with `?`."""
     return text if text is None else text.encode("utf-8", "replace").decode()
 
 
@@ -238,10 +227,7 @@ class _Notebook:
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> tuple[str | None, str | None]:
-        """Run a cell. Return the `repr` of the value of its last expression, and the traceback of its exception.
-
-        The first is None if there is no last expression or its value is None. The second is None if no exception was raised.
-        """
+        """Return the `repr` of a cell's last expression, unless its value is None, and the traceback of its exception."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -266,19 +252,14 @@ class _Notebook:
 
     def _explained(self, error: BaseException) -> str:
         try:
-            lines = traceback.format_exception(type(error), error, _from_cell(error.__traceback__))
-            text = "".join(lines)
+            trace = error.__traceback__
+            while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+                trace = trace.tb_next
+            text = "".join(traceback.format_exception(type(error), error, trace))
         except BaseException:  # noqa: BLE001 (the methods of the code's exception run here)
             text = f"{type(error).__name__} (it cannot be shown)\n"
         text = text.replace(os.path.dirname(os.__file__), "<python>")  # noqa: PTH120 (hide the machine's paths)
         return text if len(text) <= self._output_bytes else "...\n" + text[-self._output_bytes :]
-
-
-def _from_cell(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame of a cell on, or None if it contains no frame of a cell."""
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
-        trace = trace.tb_next
-    return trace
 
 
 def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -289,20 +270,16 @@ def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
     scanned = 0
     folders = [directory]
     while folders:
-        for path in _paths(folders.pop()):
+        entries: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError):  # the code may have removed the directory or made it unreadable
+            entries += os.scandir(folders.pop())
+        for entry in entries:
             scanned += 1
-            if scanned > _MAX_SCANNED or len(path) > _MAX_NAME:
+            if scanned > _MAX_SCANNED or len(entry.path) > _MAX_NAME:
                 return
             with contextlib.suppress(OSError):  # a thread of the code may have removed the file
-                found = os.lstat(path)
+                found = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
-                    folders.append(path)
+                    folders.append(entry.path)
                 elif stat.S_ISREG(found.st_mode):
-                    yield os.path.relpath(path, directory), (found.st_size, found.st_mtime_ns)
-
-
-def _paths(folder: str) -> list[str]:
-    try:
-        return [entry.path for entry in os.scandir(folder)]
-    except OSError:
-        return []  # the code removed the directory or made it unreadable
+                    yield os.path.relpath(entry.path, directory), (found.st_size, found.st_mtime_ns)

@@ -1,7 +1,4 @@
-"""The seccomp filter that refuses system calls in a container.
-
-The filter is always installed. With namespaces, it prevents the code from using rarely used parts of the kernel. Without
-namespaces, it also prevents the code from accessing the network and other processes.
+"""The seccomp filter that refuses system calls in a container: rarely used parts of the kernel, the network, other processes.
 
 A filter sees each argument as 64 bits, but the kernel uses only the lower 32 bits of an int. The filter compares only the lower
 32 bits, because the caller may set the upper bits to any value. A filter cannot read memory through pointers.
@@ -25,10 +22,7 @@ _Numbers = tuple[int | None, ...]
 
 
 def _numbers(table: str) -> list[_Numbers]:
-    """Parse a table of system calls, and return the numbers of each call on x86_64 and on aarch64.
-
-    An entry is a name and two numbers. `-` means that the architecture does not have the call. `#` starts a comment.
-    """
+    """Parse a table of system calls: the name and the numbers on x86_64 and aarch64, or `-` without a number."""
     calls = [call.split() for line in table.splitlines() for call in line.partition("#")[0].split(",") if call.strip()]
     return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in calls]
 
@@ -89,8 +83,7 @@ _WITHOUT_EFFECT_ALONE = _numbers("""
 class _Rule(NamedTuple):
     """A rule for a system call whose permission depends on an argument.
 
-    `numbers` are the call's numbers on x86_64 and aarch64, and `argument` is the argument's index. If the argument's lower 32
-    bits, combined with `mask`, are in `values`, the filter returns `listed`, or else `others`.
+    If the argument's lower 32 bits, combined with `mask`, are in `values`, the filter returns `listed`, or else `others`.
     """
 
     numbers: tuple[int, int]
@@ -150,10 +143,7 @@ def install(*, alone: bool) -> None:
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """Return the filter for `machine` (`x86_64` or `aarch64`) in the kernel's format.
-
-    Raises `OSError` if the architecture is unknown.
-    """
+    """Return the filter for `machine` in the kernel's format. Raises `OSError` unless it is `x86_64` or `aarch64`."""
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
@@ -199,10 +189,7 @@ def _decided(rule: _Rule, column: int) -> list[bytes]:
 
 
 def _without_address(sendto: int) -> list[bytes]:
-    """Return the instructions that refuse `sendto` with an address.
-
-    The address is the fifth argument, so both of its halves must be zero.
-    """
+    """Return the instructions that refuse `sendto` with an address. Both halves of the fifth argument must be zero."""
     fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),
