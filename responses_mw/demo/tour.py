@@ -7,19 +7,17 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 import openai
+from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
 from .servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from openai.types.responses import FunctionToolParam
-
 PACE = 0.02  # seconds per token: slow enough to see answers stream
+_LABELS = {"response.reasoning_text.delta": "thought", "response.output_text.delta": "answer"}
 
 
 class CheckFailed(Exception):
@@ -90,16 +88,9 @@ def streamed_answer(site: Deployment) -> str:
 def reasoning_model(site: Deployment) -> str:
     question = "What is 17 * 23 + 9?"
     _show(f'client.responses.stream(model="demo-thinker", input="{question}")')
-    shown = ""
     with site.client.responses.stream(model="demo-thinker", input=question) as stream:
-        for event in stream:
-            if event.type == "response.reasoning_text.delta" or event.type == "response.output_text.delta":
-                if event.type != shown:
-                    _write("   thought  " if "reasoning" in event.type else "\n   answer   ")
-                    shown = event.type
-                _write(event.delta)
+        _follow(stream)
         response = stream.get_final_response()
-    print()
     kinds = [item.type for item in response.output]
     _expect(kinds == ["reasoning", "message"], f"a reasoning item and then a message, not {kinds}")
     _expect("400" in response.output_text, f"400 in the answer, not “{response.output_text}”")
@@ -306,23 +297,23 @@ def _show(call: str) -> None:
 
 
 def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print a stream's text, up to `until`. Return the events, the text, and the seconds from the first to the last delta."""
-    events, text, arrived = [], "", []
-    _write("   answer   ")
+    """Print a stream's text, up to `until`. Return the events, the answer, and the seconds from the first to the last delta."""
+    events, text, arrived, shown = [], "", [], ""
     for event in stream:
         events.append(event)
-        if event.type == "response.output_text.delta":
-            text += event.delta
-            arrived.append(time.monotonic())
-            _write(event.delta)
-            if until is not None and text.endswith(until):
-                break
+        label = _LABELS.get(event.type)
+        if label is None:
+            continue
+        if label != shown:
+            print(f"\n   {label:9}" if shown else f"   {label:9}", end="")
+            shown = label
+        print(event.delta, end="", flush=True)
+        arrived.append(time.monotonic())
+        text += event.delta if label == "answer" else ""
+        if until is not None and text.endswith(until):
+            break
     print()
     return events, text, arrived[-1] - arrived[0] if arrived else 0.0
-
-
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def _styled(text: str, code: int = 1) -> str:

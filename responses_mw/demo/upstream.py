@@ -92,10 +92,6 @@ class _ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JSONSchema | None = None
 
-    @property
-    def schema_to_fill(self) -> dict[str, Any]:
-        return (self.json_schema and self.json_schema.json_schema) or {}
-
 
 class _StreamOptions(BaseModel):
     include_usage: bool = False
