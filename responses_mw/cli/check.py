@@ -16,7 +16,7 @@ from ..protocol.types import Tool
 from ..settings import Settings, origins
 from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
-from ..upstream.prefill import PrefillProof
+from ..upstream.prompts import PrefillProof
 
 _PATIENCE = 10.0
 """Maximum value of `upstream.timeout` and `tools.timeout`, and value of `cache.timeout`, during the check."""

@@ -4,7 +4,7 @@ The part of a turn that the client has seen (`protocol.response.replay.Phase`) d
 
 nothing            The upstream is asked again.
 reasoning          The item is closed as incomplete, and the upstream is asked again. No chat template continues reasoning.
-text of a message  The upstream continues the text if a check succeeds (`upstream.prefill`). Otherwise, the response fails.
+text of a message  The upstream continues the text if a check succeeds (`upstream.prompts`). Otherwise, the response fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
 anything else      The response fails. For example, a client may already have executed a call that it has seen.
 """

@@ -25,8 +25,7 @@ from ..settings import UpstreamSettings
 from ..threads import by_size
 from .backend import Backend, OpenTurn, Prefix, TurnRequest
 from .client import Upstream
-from .context_window import ContextWindow, count_tokens, is_text
-from .prefill import PrefillProof, ShownPrompt
+from .prompts import ContextWindow, PrefillProof, ShownPrompt, count_tokens, is_text
 from .servers import server_for
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings
 from .backend import Backend, OpenTurn, TurnRequest
 from .client import Upstream
-from .context_window import count_input
+from .prompts import count_input
 
 _NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
 

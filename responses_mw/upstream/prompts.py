@@ -1,9 +1,7 @@
-"""Count the tokens of prompts, and truncate a history to the context window of its model (`truncation: auto`).
+"""Count the tokens of prompts, truncate histories (`truncation: auto`), and check that interrupted messages can be continued.
 
-1. The server's tokenizer counts the tokens of text, if the tokenizer accepts every parameter that the chat template uses.
-   Otherwise, a completion of one token is requested, and the number is read from its `usage`.
-2. The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
-   tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
+Tokens of text are counted by the server's tokenizer, if the tokenizer accepts every parameter that the chat template uses.
+Otherwise, a completion of one token is requested, and the number is read from its `usage`.
 """
 
 from __future__ import annotations
@@ -11,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -109,7 +109,11 @@ _COUNT = re.compile(
 
 
 class ContextWindow:
-    """The context windows of one upstream's models."""
+    """The context windows of one upstream's models.
+
+    The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
+    tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -172,7 +176,7 @@ class ContextWindow:
         if stated is None or not len(Truncation(items)):
             return None
         length = int(stated[1])
-        self._lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
+        self._lengths[refused["model"]] = (time.monotonic() + _LENGTH_TTL, length)
         if await self._can_count(refused, caller):
             again = await self._cut(items, chat_of, length, caller)
         else:
@@ -185,7 +189,7 @@ class ContextWindow:
 
     async def _length(self, model: str, caller: Caller) -> int | None:
         until, length = self._lengths.get(model, (0.0, None))
-        if until > _now():
+        if until > time.monotonic():
             return length
         server = await server_for(self._upstream, caller)
         try:
@@ -194,7 +198,7 @@ class ContextWindow:
             logger.debug("could not read the context length of %s from the upstream: %s", model, error.message)
             return None
         length = stated if type(stated) is int and stated > 0 else length
-        self._lengths[model] = (_now() + _LENGTH_TTL, length)
+        self._lengths[model] = (time.monotonic() + _LENGTH_TTL, length)
         return length
 
 
@@ -225,5 +229,77 @@ def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> lis
     return truncated(Truncation(items).without(1), lambda some: sum(sizes[id(item)] for item in some) <= limit)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+# -- the continuation of messages --------------------------------------------------------------------------------------
+
+_REFUSAL_TTL = 300.0
+"""Seconds for which a negative result for a model is cached."""
+_MAX_MODELS = 1000
+"""Maximum number of models whose results are cached."""
+_EXTRA_TOKENS = 16
+"""Number of tokens to decode before the text, because the text may begin within a token."""
+_SAMPLE = "One two three"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """A prompt that ends with the text to continue."""
+
+    tokens: list[Any]
+    is_trimmed: bool
+    """Whether the chat template removed white space from the end of the text."""
+
+
+class PrefillProof:
+    """Checks whether one upstream continues the last message of a request instead of answering it.
+
+    The result depends on the server, the model and its chat template. A server that does not continue the message reports no
+    error, but begins a new message. Two conditions are therefore checked:
+
+    1. The prompt that the server renders for the request must end with the text. vLLM returns the prompt through `/tokenize`
+       and `/detokenize`, llama.cpp through `/apply-template`.
+    2. Some servers return a prompt that they do not use (vLLM with gpt-oss). For each model, the prompt of a sample must
+       therefore have as many tokens as the usage of an answer to the sample reports. This result is cached.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._verdicts: dict[str, tuple[float, bool]] = {}
+        """The expiry time of each model's result, and whether the model continues messages."""
+        self._trying = asyncio.Lock()
+
+    async def holds(self, model: str, caller: Caller) -> bool:
+        """Return whether the upstream continues messages with `model`. Raises `UpstreamError` if a request fails."""
+        dialect = await self._upstream.dialect(caller)
+        if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
+            return False
+        async with self._trying:  # when a server dies, many answers are interrupted at once
+            expires, verdict = self._verdicts.get(model, (0.0, False))
+            if time.monotonic() >= expires:
+                verdict = await self._try_sample(model, dialect.prefill, caller)
+                if len(self._verdicts) >= _MAX_MODELS:
+                    self._verdicts.clear()
+                self._verdicts[model] = (float("inf") if verdict else time.monotonic() + _REFUSAL_TTL, verdict)
+                logger.info("interrupted answers of %s %s continued", model, "can be" if verdict else "cannot be")
+            return verdict
+
+    async def _try_sample(self, model: str, prefill: str, caller: Caller) -> bool:
+        messages = [{"role": "user", "content": "Count to ten."}, {"role": "assistant", "content": _SAMPLE}]
+        chat = {"model": model, "messages": messages, prefill: True, "add_generation_prompt": False}
+        shown = await self.prompt(chat, _SAMPLE, caller)
+        if shown is None:
+            return False
+        return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
+
+    async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
+        """Return the prompt of `chat`, or None if the server does not show a prompt that ends with `text`, the last message.
+
+        Raises `UpstreamError` if a request fails.
+        """
+        server = await server_for(self._upstream, caller)
+        tokens = await server.prompt_tokens(chat)
+        if tokens is None:
+            return None
+        prompt = await server.prompt_end(chat, tokens[-(len(text.encode()) + _EXTRA_TOKENS) :])
+        if prompt is None or not prompt.rstrip().endswith(text.strip()):
+            return None
+        return ShownPrompt(tokens, is_trimmed=not prompt.endswith(text.lstrip()))
