@@ -1,13 +1,8 @@
 """Encode and decode server-sent events.
 
-Decoding follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), but also accepts the
-field `error` and an unterminated last frame, because real servers send them:
-
-1. Lines end with LF, CRLF or CR. A network read may end anywhere, even within CRLF or a UTF-8 character.
-2. A value follows the colon and at most one space. Several `data` lines are joined with LF. Comments and unknown fields
-   are ignored.
-3. Frames without data are ignored. An unterminated frame at the end of the stream is decoded.
-4. Old llama.cpp reports errors in a separate field, `error: {...}`. The decoder returns the data `{"error": {...}}`.
+Decoding follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with two additions. An
+unterminated frame at the end of the stream is decoded. Old llama.cpp reports errors in a separate field, `error: {...}`, which
+becomes the data `{"error": {...}}`.
 """
 
 from __future__ import annotations
@@ -33,10 +28,7 @@ class FrameTooLong(ValueError):
 
 
 class SSEDecoder:
-    """An incremental decoder for a stream of server-sent events.
-
-    The work is linear in the length of a frame, no matter how many reads the frame arrives in.
-    """
+    """An incremental decoder. The work is linear in the length of a frame, no matter in how many reads the frame arrives."""
 
     __slots__ = ("_after_cr", "_pending", "_size")
 
@@ -51,7 +43,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Decode one network read. Return the data of each frame that the read completes, in order.
+        """Decode one network read, which may end anywhere. Return the data of each frame that the read completes.
 
         An unfinished frame is buffered. Raises `FrameTooLong` if the unfinished frame exceeds `MAX_FRAME` bytes.
         """
@@ -70,7 +62,7 @@ class SSEDecoder:
         return [payload for block in blocks if (payload := _payload(block))]
 
     def flush(self) -> list[bytes]:
-        """Return the data of an unterminated frame at the end of the stream, if any."""
+        """Return the data of an unterminated frame at the end of the stream, if there is one."""
         payload = _payload(self._take_pending(b""))
         return [payload] if payload else []
 
@@ -83,17 +75,13 @@ class SSEDecoder:
             raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
 
     def _take_pending(self, data: bytes) -> bytes:
-        """Return the pending bytes followed by `data`, and clear the buffer."""
         whole = b"".join([*self._pending, data])
         self._pending.clear()
         self._size = 0
         return whole
 
     def _unify(self, data: bytes) -> bytes:
-        """Replace CRLF and CR with LF.
-
-        A CR at the end of a read becomes LF at once. If the next read begins with LF, that LF is dropped.
-        """
+        """Replace CRLF and CR with LF. After a CR at the end of a read, an LF at the beginning of the next read is dropped."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         self._after_cr = data.endswith(b"\r")
@@ -138,10 +126,10 @@ def encode(events: Iterable[Event]) -> bytes:
 
 
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:
-    """Decode frames made by `encode`. Return an iterator over the data of their events."""
+    """Return an iterator over the data of the events in `frames`, which `encode` has made."""
     return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)
 
 
 def skip(frames: bytes, count: int) -> bytes:
-    """Return `frames`, made by `encode`, without the first `count` frames."""
+    """Remove the first `count` frames from `frames`, which `encode` has made."""
     return b"\n\n".join(frames.split(b"\n\n")[count:])

@@ -13,10 +13,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the `choices` of a chunk, or an empty list if they are absent or null.
-
-    Raises `UpstreamError` if the choices are not a list of objects.
-    """
+    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` for anything but a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -27,16 +24,13 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def text_of_parts(parts: list[Any]) -> str:
-    """Return the text of content parts. Mistral's own API sends content as a list of parts."""
+    """Return the text of content parts, which Mistral's own API sends."""
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """Convert a whole `chat.completion` to a single chunk, so that streamed and whole answers are processed alike.
-
-    Raises `UpstreamError` if the completion is malformed.
-    """
+    """Convert a whole `chat.completion` to a single chunk. Raises `UpstreamError` if the completion is malformed."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -54,10 +48,9 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 class SurrogateHalves:
-    """Joins surrogate halves, if a server sent the two halves of a character in two chunks.
+    """Joins the surrogate halves of characters, which a server may send in two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    A server that splits text between UTF-16 code units writes an emoji as `"\\ud83d"` and `"\\ude00"`, which strict decoders
-    refuse. A half without its other half becomes U+FFFD.
+    Strict decoders refuse these halves. A half without its other half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -69,10 +62,7 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON in which a strict decoder found an error. Join the surrogate halves in its texts (see `join`).
-
-        Raises `ValueError` if the JSON has no surrogate halves or another error.
-        """
+        """Decode JSON that a strict decoder refused, and `join` its texts. Raises `ValueError` for other errors than halves."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
@@ -82,10 +72,10 @@ class SurrogateHalves:
             raise ValueError("nested too deeply") from None
 
     def join(self, chunk: Any) -> Any:
-        """Join surrogate pairs in the texts of a decoded chunk or event. Change the chunk in place and return it.
+        """Join surrogate pairs in the texts of a decoded chunk or event, in place. Return the chunk.
 
-        A high surrogate at the end of a text is held back and prepended to the next delta of that text. Other unpaired
-        surrogates become U+FFFD.
+        A high surrogate at the end of a text is prepended to the next delta of that text. Other unpaired surrogates become
+        U+FFFD.
         """
         for place, holder, member in _growing_texts(chunk):
             text = self._held.pop(place, "") + holder[member]
@@ -96,10 +86,7 @@ class SurrogateHalves:
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield the texts of a chunk or event that a later chunk or event may continue.
-
-    Each text is given as a key that identifies it in the stream, the object that holds it, and the name of the member.
-    """
+    """Yield the texts that a later chunk or event may continue: a key for the text in the stream, its holder and its member."""
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -117,7 +104,6 @@ def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _whole_characters(value: Any) -> Any:
-    """Join pairs of surrogate halves in all strings of `value`, and replace unpaired halves with U+FFFD."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -148,7 +134,7 @@ Text: TypeAlias = tuple[str, str]
 
 
 class DeltaFastPath:
-    """Extracts the text of frames that hold only text, without parsing. The form of the frames is learned from the stream."""
+    """Extracts the text of frames that hold only text, without parsing them."""
 
     __slots__ = ("_credit", "_in_frame", "_in_read", "_member")
 
@@ -191,10 +177,7 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """Return the position of the string that follows `name` (`"content":`) in `data`.
-
-    Return 0 if `name` does not occur exactly once, or if its value is not a string.
-    """
+    """Return the position of the string after `name` in `data`, or 0 unless `name` occurs exactly once and has a string."""
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0
@@ -205,7 +188,7 @@ def _value_start(data: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """Return the name of the delta's member with the text, or None if the chunk holds anything but one text."""
+    """Return the name of the delta's only member, if the chunk holds nothing but one text."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None

@@ -5,7 +5,7 @@
    fragment with a known index or id begins a new call.
 2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
 3. Arguments are a string, in pieces or whole, or an object.
-4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
+4. A malformed fragment (for example, a name that is not a string) is an upstream error.
 5. The work is linear in the input, no matter how it is split. A turn has at most `MAX_CALLS` calls.
 6. TGI up to 3.1 never sends a name. Its arguments are `{"function": {"_name": ..., <arguments>}}` and a special token.
 """
@@ -31,8 +31,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """A tool call as received so far.
 
-    `form` is the form in which the response shows the call, or None if the response leaves the call out. `form` is valid once
-    `is_decided` is true.
+    Once `is_decided` is true, `form` is the form in which the response shows the call, or None if the response omits the call.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
@@ -73,10 +72,7 @@ class ToolCall:
         return self._end.is_reached(self._pieces)
 
     def find_name(self) -> bool:
-        """Extract a missing name from the arguments (rule 6). Return whether a name was found.
-
-        The name is removed from the arguments, which must be complete. Call this at the end of the turn.
-        """
+        """Move a missing name out of the complete arguments (rule 6). Return whether the call has a name."""
         text = self.arguments
         grammar = parse_arguments(text[: text.rfind("}") + 1])
         function = grammar.get("function") if grammar else None
@@ -89,7 +85,7 @@ class ToolCall:
 class _ObjectEnd:
     """Finds the end of a JSON object that arrives in pieces. Each piece is read once.
 
-    The text is parsed when the outermost brace closes. Anything but white space after this brace makes the text invalid.
+    The text is parsed when the outermost brace closes. After this brace, only white space is valid.
     """
 
     __slots__ = ("_depth", "_is_escaped", "_is_object", "_is_quoted", "_read")
@@ -111,7 +107,7 @@ class _ObjectEnd:
         return self._is_object is True
 
     def _end_in(self, piece: str) -> int:
-        """Return the position after the outermost closing brace in `piece`, or 0 if that brace has not arrived."""
+        """Return the position after the outermost closing brace in `piece`, or 0 without such a brace."""
         escaped = 0 if self._is_escaped else -1
         for mark in _MARKS.finditer(piece):
             at = mark.start()
@@ -140,10 +136,9 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Add the fragments in `delta.tool_calls`, which is a list or, from TGI, a single object.
+        """Add the fragments in `delta.tool_calls`, which is a list or, from TGI, a single object. Return the changed calls.
 
-        Return the calls that the fragments began or extended, each call once. Raises `UpstreamError` for a malformed fragment
-        and for more than `MAX_CALLS` calls.
+        Raises `UpstreamError` for a malformed fragment and for more than `MAX_CALLS` calls.
         """
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
@@ -185,10 +180,10 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Whether a fragment that matches `known` begins a new call. Both must have a name.
+    """Return whether a fragment that matches `known` begins a new call, which requires names in both.
 
-    If both have an id, a different id begins a new call. Otherwise, one of these does: a different name, arguments that are
-    an object, or any arguments once those of `known` are complete.
+    If both have an id, only a different id begins a new call. Otherwise, a different name, arguments that are an object, and
+    arguments after the complete arguments of `known` begin a new call.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):

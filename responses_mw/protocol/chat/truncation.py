@@ -19,10 +19,9 @@ from ..types import Item
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks as possible so that the remaining items fit, and return these items.
+    """Drop as few of the oldest blocks as possible so that the remaining items fit, or all droppable blocks if nothing fits.
 
-    If the remaining items never fit, drop all droppable blocks. `fits` must be monotonic: if it returns True for a list of
-    items, it must return True for shorter lists.
+    `fits` must be monotonic: if a list of items fits, the list without further blocks fits as well.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
@@ -53,15 +52,12 @@ class Truncation:
 
 
 def is_kept(item: Item) -> bool:
-    """Whether truncation never drops the item."""
+    """Return whether truncation never drops the item."""
     return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
-    """Return the number of each item's block.
-
-    The blocks are the exchanges before the last user turn, the messages of that turn, and the steps after it.
-    """
+    """Return the number of each item's block: an exchange (rule 2), the last user messages, or a step (rule 3)."""
     last_user = max((position for position, item in enumerate(items) if item.get("role") == "user"), default=-1)
     numbers: list[int] = []
     number, before = 0, "user"
