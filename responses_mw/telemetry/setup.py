@@ -45,9 +45,9 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
 def set_up_sdk() -> None:
     """Configure the export of traces and metrics from OpenTelemetry's environment variables.
 
-    If only an OTLP endpoint is set, both signals are exported to it over HTTP. Nothing is configured if no endpoint or exporter
-    is set, if `OTEL_SDK_DISABLED` is true, or if `opentelemetry-instrument`, which supports more features, has already set a
-    tracer provider. Raises `RuntimeError` if the package of a configured exporter is not installed.
+    If only an OTLP endpoint is set, both signals are exported to it over HTTP. Nothing is configured if
+    `opentelemetry-instrument`, which supports more features, has already set a tracer provider. Raises `RuntimeError` if the
+    package of a configured exporter is not installed.
     """
     traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
     is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"

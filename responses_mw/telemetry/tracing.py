@@ -1,14 +1,7 @@
 """Spans and the propagation of trace context. Without a tracer provider, spans are not recorded.
 
-    POST /v1/responses            server; child of the caller's traceparent
-    ├── EVALSHA commit            client; a round trip to Redis with one of our scripts
-    ├── chat <model>              client; a model turn
-    ├── execute_tool <name>       internal; a call of a server-side tool
-    └── send responses            producer; the queueing of a job
-    process responses             consumer; a job, with the same children as a request and a link to `send responses`
-
-A turn's span is never made the current span. Turns run in async generators, and the code that consumes a generator would see
-the generator's context between two items. The span is passed explicitly to `with_trace_context` instead.
+docs/observability.md lists the spans. A turn's span is never made the current span, because turns run in async generators, and
+the code that consumes a generator would see the generator's context between two items. Pass this span to `with_trace_context`.
 """
 
 from __future__ import annotations
@@ -61,10 +54,6 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
     return carrier
 
 
-def extract_context(headers: Mapping[str, str]) -> Context:
-    return propagate.extract(dict(headers), Context())
-
-
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
     """Return a context manager that makes `span` the current span, unless `span` is None. The span is not ended on exit.
 
@@ -104,7 +93,7 @@ def start_request_span(name: str, headers: Mapping[str, str], attributes: Mappin
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
-    return TRACER.start_span(name, extract_context(headers), SpanKind.SERVER, attributes)
+    return TRACER.start_span(name, propagate.extract(dict(headers), Context()), SpanKind.SERVER, attributes)
 
 
 def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
@@ -188,7 +177,7 @@ def link_to_request(headers: Mapping[str, str]) -> None:
     """Link the current span to the span that queued the job, whose trace context is in `headers`."""
     span = get_current_span()
     if span.is_recording():
-        linked = get_current_span(extract_context(headers)).get_span_context()
+        linked = get_current_span(propagate.extract(dict(headers), Context())).get_span_context()
         if linked.is_valid:
             span.add_link(linked)
 

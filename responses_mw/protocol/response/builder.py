@@ -81,13 +81,10 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """Start a queued run, whose next event has this `number`.
-
-        `response.in_progress` is emitted unless another worker has already emitted this event.
-        """
+        """Start a queued run, whose next event has this `number`."""
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
-        if number == 2:  # after created and queued
+        if number == 2:  # after created and queued; otherwise, another worker has already emitted the event
             self._lifecycle("response.in_progress")
         return self._emitter.drain()
 

@@ -3,8 +3,8 @@
 - A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
   the last compaction. System messages, developer messages and `additional_tools` are not replaced. If only system, developer
   and user messages precede the compaction, the client has selected what to keep, as Codex does, and no message is replaced.
-- User messages at the end of the compacted items have not been answered yet. They are not summarized. They are stored in the
-  envelope, and follow the summary unchanged.
+- User messages at the end of the compacted items have not been answered yet. These messages are not summarized. They are
+  stored in the envelope, and follow the summary unchanged.
 """
 
 from __future__ import annotations

@@ -129,10 +129,7 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
-    """Return the usage of an upstream's response, with all details that the SDKs require.
-
-    Return None if the counts of input or output tokens are missing or invalid.
-    """
+    """Return an upstream's usage with all details that the SDKs require, or None if a required token count is invalid."""
     if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
     return {
@@ -179,7 +176,7 @@ class UsageSum:
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return `total`, the usage of the earlier turns, plus the usage of the current turn, which is added only once.
+        """Return the `total` of the earlier turns plus the usage of the current turn, which is added only once.
 
         Return None if the usage of an interrupted answer is unknown.
         """

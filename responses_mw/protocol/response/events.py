@@ -143,7 +143,7 @@ class NullEmitter(Emitter):
 
 # Members of call items that are set once the call has been executed.
 _RESULTS = ("output", "outputs", "error")
-# Members that are set when a response ends, with the values that they have until then.
+# Members that are set when a response ends, with their values until then.
 _UNFINISHED: dict[str, Any] = {
     "status": "in_progress",
     "output": [],
@@ -222,7 +222,7 @@ def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part:
 
 # -- readable reasoning ----------------------------------------------------------------------------------------------------
 # Servers of open models (vLLM, llama.cpp) accept `reasoning.summary`, but still send the reasoning as content. Many clients
-# show only summaries, so content becomes a summary, as it does for Chat Completions. An item that has a summary is not changed.
+# show only summaries, so content becomes a summary, as for Chat Completions. An item that has a summary is not changed.
 
 _AS_SUMMARY = {
     **{f"{REASONING_TEXT.stem}.{step}": f"{SUMMARY_TEXT.stem}.{step}" for step in ("delta", "done")},

@@ -178,7 +178,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, or None if the index is invalid.
 
-        If the part begins with this event, record the part. If the upstream did not announce the part, emit its `added` event.
+        A part that begins with this event is recorded. If the upstream did not announce the part, its `added` event is emitted.
         """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
@@ -37,12 +37,12 @@ class CallForm:
     item: str  # type of the item
     # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
-    argument: str | None = None  # argument that holds the text of the item. If None, the text is the JSON of all arguments
+    argument: str | None = None  # argument that holds the text of the item, or None if the text is all arguments as JSON
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
     begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
     runs: tuple[str, ...] = ()  # events when execution starts
     ends: tuple[str, ...] = ()  # events when execution ends: one for success, one for failure
-    served: bool = False  # whether the server executes the call. If the client does, the item has a call_id
+    served: bool = False  # whether the server executes the call. Other calls have a call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class OfferedFunction:
     @property
     def name(self) -> str:
         return str(self.function["name"])
+
+
+Role: TypeAlias = Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"]
+"""What an item is in a conversation. The client executes a `call`. The model does not see a `nothing` by itself."""
 
 
 def _arguments(item: Item) -> str:
@@ -72,14 +76,10 @@ class ItemKind:
 
     prefix: str  # prefix of the item's id
     check: checks.Check
-    # What the item is in a conversation: a message, reasoning, a summary of earlier items, a call for the client, its output, a
-    # call that the server executed, a call that waits for approval, or nothing that the model sees by itself.
-    role: Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"] = (
-        "nothing"
-    )
+    role: Role = "nothing"
     arguments: Callable[[Item], str] = _arguments  # the arguments of a call, as the model would write them
     output: Callable[[Item], str | list[Part]] = _output  # the result of a call, as the model sees it
-    function: str | None = None  # name of the function that the item calls. If None, the item has a name
+    function: str | None = None  # name of the function that the item calls, or None if the item has a name
     statuses: frozenset[str] = USUAL_STATUSES
 
 
