@@ -72,14 +72,12 @@ class OutputReplay:
         item, deltas = self.items[place], self.open.get(place, {})
         for (stem, _), events in deltas.items():
             target = TARGETS[stem]
-            if not target.part:
-                _append(item, target.member, events)
-                continue
-            part = _part(item, target, events[0].get(target.index, 0))
-            _append(part, target.member, events)
-            logprobs = [one for holder in (part, *events) for one in _logprobs(holder)]
+            holder = _part(item, target, events[0].get(target.index, 0)) if target.part else item
+            texts = (holder.get(target.member), *(event.get("delta") for event in events))
+            holder[target.member] = "".join(text for text in texts if isinstance(text, str))
+            logprobs = [one for each in (holder, *events) for one in _logprobs(each)] if target.part else []
             if logprobs:
-                part["logprobs"] = logprobs
+                holder["logprobs"] = logprobs
         deltas.clear()
         return item
 
@@ -98,11 +96,6 @@ class OutputReplay:
 def _logprobs(holder: Mapping[str, Any]) -> list[Any]:
     logprobs = holder.get("logprobs")
     return logprobs if isinstance(logprobs, list) else []
-
-
-def _append(holder: dict[str, Any], member: str, events: list[Mapping[str, Any]]) -> None:
-    texts = (holder.get(member), *(event.get("delta") for event in events))
-    holder[member] = "".join(text for text in texts if isinstance(text, str))
 
 
 def _part(item: Item, kind: EventTarget, index: Any) -> Part:
