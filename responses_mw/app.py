@@ -56,7 +56,7 @@ _DETECTION_TIMEOUT = 2.0
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return a `NetworkTransport`, or httpx's transport, which uses three times the CPU time, if httptools is not installed."""
+    """Return a `NetworkTransport` or, if httptools is not installed, httpx's transport, which uses three times the CPU time."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -70,7 +70,7 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client for the server at `upstream.url` or, if no URL is set, for `app`. `transport` replaces the default one."""
+    """Open a client for the server at `upstream.url` or, if no URL is set, for `app`. A given `transport` is closed on exit."""
     url = settings.upstream.url
     async with transport or (network_transport() if url else ASGITransport(app)) as opened:
         upstream = Upstream(opened, url or IN_PROCESS + settings.server.base_path, settings.upstream)
@@ -157,7 +157,10 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner. `app` and `transport` are arguments of `open_upstream`."""
+    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `open_embeddings`.
+
+    `app` and `transport` are passed to `open_upstream`.
+    """
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
@@ -238,6 +241,7 @@ async def open_application(
 
     If `app` is the upstream, background responses call `app` with the members of `scope`. The replica is not ready until
     `is_listening` returns true. The caller starts the worker, because `app`, which may be the upstream, must start first.
+    Raises `StartupError`.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core

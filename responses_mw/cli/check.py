@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..app import open_embeddings, open_state, open_tools, open_upstream
-from ..auth import ANONYMOUS, APIKeys, InvalidKeys
+from ..auth import ANONYMOUS, APIKeys
 from ..cache import NoEmbedding
 from ..crypto import Sealer
-from ..engine.prompt_templates import InvalidPrompt, Prompts
+from ..engine.prompt_templates import Prompts
 from ..errors import APIError, StartupError
 from ..protocol.types import Tool
 from ..settings import Settings, origins
@@ -27,7 +27,8 @@ _MAX_PROVEN = 8
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    An environment variable in `unknown` is a failure. `check_ports` raises `OSError` if a port cannot be opened.
+    `unknown` lists the unknown environment variables, which count as a failure. `check_ports` raises `OSError` if a port cannot
+    be opened.
     """
     hasty = settings.model_copy(
         update={
@@ -55,7 +56,7 @@ def _check_files(settings: Settings, unknown: list[str]) -> bool:
     try:
         APIKeys.of(settings.auth)
         Prompts(settings.server.prompts_dir)
-    except (InvalidKeys, InvalidPrompt, OSError) as error:
+    except (StartupError, OSError) as error:
         return _failed("settings:", error)
     if unknown:
         return _failed("settings:", f"unknown in the environment: {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""The commands. `uses` names the settings for which a command has flags, by patterns; the default is all settings."""
+"""The commands. `uses` lists patterns of the settings that have flags. Without `uses`, all settings have flags."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _run_server(
 
 
 def check_ports(settings: ServeCommand) -> None:
-    """Raise `OSError` if the server's port or the admin port cannot be opened."""
+    """Check that the server's port and the admin port can be opened. Raises `OSError` otherwise, with the port in its text."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:
@@ -134,7 +134,7 @@ def _announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
+    """Return the facts for the start message. `dialect` is None if the upstream has not answered, and so is not known."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",

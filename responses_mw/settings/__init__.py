@@ -101,10 +101,8 @@ class Environment(_Source):
 
 
 class _ConfigFile(_Source):
-    # `current_state` has the values of the sources with a higher precedence
-
     def __call__(self) -> dict[str, Any]:
-        path = self.current_state.get("config")
+        path = self.current_state.get("config")  # from a source with a higher precedence
         content = _read(path) if path else {}
         if unknown := list(_unknown_keys(content, groups(self.settings_cls))):
             raise SettingsError(f"{path} (config) contains unknown settings: {', '.join(unknown)}")
@@ -249,7 +247,7 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the name in `known` that is most similar to `name`, or "" if no name is similar.
 
-    The only known name that consists of a group and `name`, or of `name` and an ending, is preferred.
+    If exactly one name in `known` consists of a group and `name`, or begins with `name`, this name is preferred.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]
