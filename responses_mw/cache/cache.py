@@ -39,16 +39,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT = 5.0
-"""Maximum seconds that a request waits for an equal request in progress. Most answers are complete by then."""
+MAX_WAIT = 5.0  # maximum seconds that a request waits for an equal request in progress. Most answers are complete by then
 MAX_ENTRY_BYTES = 1024 * 1024
 """Maximum size of a cached answer in bytes, a few times the size of the longest text that a model writes."""
-LEASE = 5.0
-"""Seconds after which a flight expires unless it is renewed."""
+LEASE = 5.0  # seconds after which a flight expires unless it is renewed
 STREAM_WAIT = 1.0
 """Maximum seconds that a streaming request waits for an equal request, because its client expects a first event."""
-_NEAR = 0.15
-"""Maximum difference between the threshold and a lower similarity that a miss reports."""
+_NEAR = 0.15  # maximum difference between the threshold and a lower similarity that a miss reports
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
@@ -81,8 +78,7 @@ class Cache:
             self._scan = Scan(self.entries, embeddings.space, memory_bytes)
         self._sealer = sealer
         self._settings = settings
-        self._ending: set[asyncio.Task[Any]] = set()
-        """Tasks that release flights, and embeddings that were cancelled."""
+        self._ending: set[asyncio.Task[Any]] = set()  # tasks that release flights, and embeddings that were cancelled
         self._expected: set[int] = set()
         """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
         self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()

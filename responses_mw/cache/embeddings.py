@@ -30,13 +30,11 @@ logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = Mapping[str, str] | None
 Scope: TypeAlias = MutableMapping[str, Any] | None
-Embedding: TypeAlias = "asyncio.Task[Vector | None]"
-"""A task that computes a vector. Its result is None if the embedding fails."""
+Embedding: TypeAlias = "asyncio.Task[Vector | None]"  # a task that computes a vector. Its result is None if the embedding fails
 
 _PATH = "/v1/embeddings"
 VERSION = 1
-_MAX_BYTES = 4 * 1024 * 1024
-"""Maximum size of a response in bytes, about fifty times the size of the largest vectors in use."""
+_MAX_BYTES = 4 * 1024 * 1024  # maximum size of a response in bytes, about fifty times the size of the largest vectors in use
 MAX_TEXT_LENGTH = 1000
 """Maximum length in characters of a text for semantic lookup. Longer texts cannot be distinguished by a single vector."""
 

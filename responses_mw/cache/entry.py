@@ -6,9 +6,7 @@ included, because a superfluous field only costs hits, but a missing field cause
 A request is cacheable only if its last item is exactly one user text, if the model cannot call a tool (not even one from the
 history), and if the request and its history contain only text, because the content behind a URL may change.
 
-An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and the document are
-created as for an answer of the upstream. A record has the texts of the answer, its usage, and the signature of its question,
-but neither the question nor the instructions:
+An answer is stored only if it can be replayed exactly, as chat chunks. Its record does not contain the question:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
@@ -30,28 +28,14 @@ from ..protocol.request.tools import BRINGS_TOOLS
 from ..protocol.types import Chunk, Document, Item
 from .guard import Signature
 
-VERSION = 3
-"""Version of hashes and records. Entries of other versions are never found."""
+VERSION = 3  # version of hashes and records. Entries of other versions are never found
 
 NEUTRAL = frozenset(
-    {
-        "items",  # hashed as the history that the model sees, including previous responses
-        "previous_response_id",
-        "conversation",
-        "background",  # never cached
-        "background_options",
-        "enable_response_messages",  # never cached
-        "metadata",
-        "store",
-        "stream",
-        "stream_options",
-        "prompt",  # already expanded into the other fields
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "service_tier",
-        "size",
-        "cache",
-    }
+    {"items", "previous_response_id", "conversation"}  # hashed as the history that the model sees
+    | {"background", "background_options", "enable_response_messages"}  # requests with these fields are never cached
+    | {"prompt"}  # already expanded into the other fields
+    | {"metadata", "store", "stream", "stream_options", "service_tier", "size", "cache"}
+    | {"prompt_cache_options", "prompt_cache_retention"}
 )
 """Fields of a request that do not affect its answer."""
 
@@ -60,8 +44,6 @@ NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "bagg
 
 _TEXT_PARTS = frozenset({"input_text", "text", "output_text", "refusal", "reasoning_text", "summary_text"})
 _ITEM_IDENTITY = frozenset({"id", "status"})
-_APPROVAL = "mcp_approval_response"
-"""A request with this item is not cacheable, because the approved call runs before the model is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +110,8 @@ def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
     obstacles = {
         "background": request.background,
-        "tools": (has_tools and request.tool_choice != "none") or _APPROVAL in types,
+        # An approved call runs before the model is called.
+        "tools": (has_tools and request.tool_choice != "none") or "mcp_approval_response" in types,
         "logprobs": request.wants_logprobs,
         "messages": request.enable_response_messages,
         "input": not items or _user_text(items[-1]) is None,
@@ -175,8 +158,7 @@ def _hash(data: bytes) -> str:
 
 # -- records -----------------------------------------------------------------------------------------------------------------
 
-Text = tuple[str, str]
-"""A kind (`reasoning` or `content`) and the text."""
+Text = tuple[str, str]  # a kind (`reasoning` or `content`) and the text
 
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}

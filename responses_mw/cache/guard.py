@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from . import lexicon
 from .lexicon import EDGES, Word, article, literals, spelled, tokens, unframed, without_commas
@@ -48,21 +48,15 @@ class Signature:
     symbols: Hashes = ()
     articles: Hashes = ()
     names: Hashes = ()
-    careful: bool = False
-    """Whether the text seems to use capitals correctly, based on its first letter and the word "I"."""
-    proper: Hashes = ()
-    """Capitalized words within a sentence."""
-    bare: Hashes = ()
-    """Singulars without an article: mass nouns, names and verbs."""
+    careful: bool = False  # whether the text seems to use capitals correctly, based on its first letter and the word "I"
+    proper: Hashes = ()  # capitalized words within a sentence
+    bare: Hashes = ()  # singulars without an article: mass nouns, names and verbs
     plurals: Hashes = ()
-    definite: Hashes = ()
-    """Words after "the". `indefinite` has words after "a"."""
-    indefinite: Hashes = ()
-    forms: Hashes = ()
-    """Words as written, to be compared with the other text's names."""
+    definite: Hashes = ()  # words after "the"
+    indefinite: Hashes = ()  # words after "a"
+    forms: Hashes = ()  # words as written, to be compared with the other text's names
     content: Hashes = ()
-    words: Hashes = ()
-    """All words that are compared, in the order of the text."""
+    words: Hashes = ()  # all words that are compared, in the order of the text
 
 
 RULES = {
@@ -83,10 +77,8 @@ RULES = {
 }
 """The meaning of each result of `difference`, in the order of comparison."""
 
-KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
-"""The lists that must be equal in two texts, in the order of comparison."""
-
-_LISTS = (*KINDS, "names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms", "words")
+_EQUAL = tuple(RULES)[1:-3]  # the rules between `script` and `names`, whose lists must be equal in two texts
+_LISTS = tuple(field.name for field in fields(Signature) if field.default == ())
 _ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
 _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
 """Lists of words that have a meaning without context. A text with none of these words is not `plain`."""
@@ -99,7 +91,7 @@ def difference(one: Signature, other: Signature, *, strict: bool = True) -> str 
     """
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
-    for name in KINDS:
+    for name in _EQUAL:
         if getattr(one, name) != getattr(other, name):
             return name
     if _names_differ(one, other) or _names_differ(other, one):
@@ -160,8 +152,7 @@ _QUOTED = re.compile(r"\"[^\"]+\"|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _PERCENT = re.compile(r"(?<=\d) ?%(?=\s+[^\W\d]{2}|[\s?.!,;:)]*$)")
 _LOWER_I = re.compile(r"\bi\b")
 _ARTICLES = {"the": "definite", "a": "indefinite", "an": "indefinite"}
-_REACH = 4
-"""Maximum distance between a determiner and its noun, as in "a very big red car"."""
+_REACH = 4  # maximum distance between a determiner and its noun, as in "a very big red car"
 
 
 class _Reading:

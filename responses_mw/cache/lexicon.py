@@ -94,8 +94,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*[+#]*)|(?P<symbol>[^\w\s])"
 )
 _LITERAL = re.compile(r"(?<!\S)--?[^\W\d_]|[@_/\\#$%&*+]|\w[.:]\w|[a-z][A-Z]|[A-Z]{2}|[^\W\d]\d|\d[^\W\d]")
-_DOTTED = re.compile(r"(\.[^\W\d_].*)")
-"""A word that begins with a dot, because .net is not the word net."""
+_DOTTED = re.compile(r"(\.[^\W\d_].*)")  # a word that begins with a dot, because .net is not the word net
 _PUNCTUATION = frozenset(".,;:?!'\"()-«»…¿¡")
 _SIGNIFICANT = re.compile(r"[()]|(?<=\d)['\"!]|(?<=\b\w)!|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
 """Punctuation that changes the meaning: 6' and 6", 5!, n!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""

@@ -5,18 +5,7 @@
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
 The body takes precedence over the header. The operator sets the highest mode (`cache.max_mode`), the longest lifetime
-(`cache.ttl`) and the lowest threshold (`cache.threshold`). A miss has one of these reasons, which is reported in the access
-line, in the response header and in a metric's label:
-
-    uncacheable:<cause>   the request is never cached
-    refresh               the request asked not to look up an answer
-    not_found             no answer to this text, nor to a similar text if the mode is semantic
-    below_threshold       the nearest text is less similar than the threshold
-    guard:<rule>          the guard refused the nearest text; `guard.RULES` explains the rules
-    too_long              the text is too long to be compared
-    embedding_failed      the embeddings server failed, or did not answer in time
-    unreadable            the stored answer is damaged, or sealed with another key
-    failed                Redis failed, or did not answer in time
+(`cache.ttl`) and the lowest threshold (`cache.threshold`). docs/cache.md lists the reasons for misses.
 """
 
 from __future__ import annotations
@@ -165,15 +154,11 @@ class Miss:
     policy: Policy
     generation: str | None = None
     """The cache's generation at the lookup. If the lookup failed, it is None, and the answer is not stored."""
-    token: str | None = None
-    """Set while this request holds the flight, so that equal requests wait for it."""
-    vector: Task[Vector | None] | None = None
-    """The embedding of the text, until the answer is stored or given up."""
-    signature: Signature | None = None
-    """The signature of the text, which is computed when it is first needed."""
+    token: str | None = None  # set while this request holds the flight, so that equal requests wait for it
+    vector: Task[Vector | None] | None = None  # the embedding of the text, until the answer is stored or given up
+    signature: Signature | None = None  # the signature of the text, which is computed when it is first needed
     reason: str = "not_found"
-    nearest: float | None = None
-    """Similarity of the nearest text, if the reason concerns that text."""
+    nearest: float | None = None  # similarity of the nearest text, if the reason concerns that text
 
     @property
     def header(self) -> str:

@@ -19,12 +19,9 @@ from .store import MAX_PARTITION_ENTRIES, Entries, Page
 
 Vector: TypeAlias = NDArray[np.float32]
 
-MAX_MATCHES = 4
-"""Maximum number of entries returned. Several are useful because the guard may refuse the nearest ones."""
-PAGE = 2000
-"""Maximum number of vectors that are read at a time."""
-_MAX_RECORD_BYTES = 4 * 1024 * 1024
-"""Maximum total size in bytes of the records that are kept in memory for each partition."""
+MAX_MATCHES = 4  # maximum number of entries returned. Several are useful because the guard may refuse the nearest ones
+PAGE = 2000  # maximum number of vectors that are read at a time
+_MAX_RECORD_BYTES = 4 * 1024 * 1024  # maximum total size in bytes of the records that are kept in memory for each partition
 _STORED = np.dtype("<f2")
 _TINY = np.float32(1e-30)  # avoids a division by zero
 _ROUNDING = 1e-4  # upper bound of the rounding error of similarities and lengths
@@ -51,10 +48,8 @@ class Scan:
         self._store = store
         self._space = space
         self._max_bytes = max_bytes
-        self._partitions: dict[tuple[str, str], _Partition] = {}
-        """Partitions by name and space, the least recently used first."""
-        self._latest: str | None = None
-        """The space of the last search."""
+        self._partitions: dict[tuple[str, str], _Partition] = {}  # partitions by name and space, the least recently used first
+        self._latest: str | None = None  # the space of the last search
 
     def stored(self, vector: Vector) -> tuple[str, bytes]:
         """Return the space and the encoded form of `vector`."""
@@ -136,8 +131,7 @@ class _Partition:
         self._drop_records()
 
     def _drop_records(self) -> None:
-        self.records: dict[str, tuple[bytes, int]] = {}
-        """Recently used records with their expiry (ms)."""
+        self.records: dict[str, tuple[bytes, int]] = {}  # recently used records with their expiry (ms)
         self._record_bytes = 0
 
     @property
@@ -226,15 +220,13 @@ class VectorTable:
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
         self._rows: dict[str, int] = {}
-        self._ids: list[str] = []
-        """The id of each row."""
+        self._ids: list[str] = []  # the id of each row
         self._free: list[int] = []
         self._head = -(-dimensions // 4)
         self._heads = np.empty((0, self._head), np.float32)
         self._tails = np.empty((0, dimensions - self._head), np.float32)
         self._tail_lengths = np.empty(0, np.float32)
-        self._expiries = np.empty(0, np.int64)
-        """The expiry of each row (ms); 0 if the row is free."""
+        self._expiries = np.empty(0, np.int64)  # the expiry of each row (ms); 0 if the row is free
 
     @property
     def nbytes(self) -> int:

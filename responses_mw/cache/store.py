@@ -30,10 +30,8 @@ _GENERATION_TTL_MS = 7 * 24 * 3600 * 1000
 _PURGE_BATCH = 500
 _REGISTER_INTERVAL = 60.0
 _MAX_REGISTERED = 10_000
-_LOOKUP_PAGE = 200
-"""Maximum number of new vectors that a lookup returns."""
-_MARGIN = 60
-"""Seconds by which the lists of entries outlive the entries."""
+_LOOKUP_PAGE = 200  # maximum number of new vectors that a lookup returns
+_MARGIN = 60  # seconds by which the lists of entries outlive the entries
 
 
 _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
@@ -91,8 +89,7 @@ class LookupResult:
     generation: str
     record: bytes = b""
     left: float = 0.0
-    page: Page | None = None
-    """The new entries of the partition, if requested and there is no hit."""
+    page: Page | None = None  # the new entries of the partition, if requested and there is no hit
 
 
 @dataclass(frozen=True, slots=True)

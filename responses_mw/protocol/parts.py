@@ -15,8 +15,7 @@ from .request import checks
 from .types import Message, Part
 
 ChatPart = dict[str, Any]
-Content = str | list[ChatPart]
-"""The content of a chat message."""
+Content = str | list[ChatPart]  # the content of a chat message
 
 
 class PartKind(NamedTuple):

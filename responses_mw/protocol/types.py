@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-Item: TypeAlias = dict[str, Any]
-"""An input or output item of a response: a message, a reasoning item, a function call, ..."""
-Part: TypeAlias = dict[str, Any]
-"""A content part of an item: `input_text`, `output_text`, `refusal`, `reasoning_text`, ..."""
-Tool: TypeAlias = dict[str, Any]
-"""A tool definition of a request, in the flat form of the Responses API."""
-Document: TypeAlias = dict[str, Any]
-"""A response object, as `GET /v1/responses/{id}` returns it."""
-Message: TypeAlias = dict[str, Any]
-"""A chat message, as `/v1/chat/completions` accepts it."""
-ChatRequest: TypeAlias = dict[str, Any]
-"""The body of a Chat Completions request."""
-Chunk: TypeAlias = dict[str, Any]
-"""A `chat.completion.chunk`, or a whole completion converted to a chunk."""
+Item: TypeAlias = dict[str, Any]  # an input or output item of a response: a message, a reasoning item, a function call, ...
+Part: TypeAlias = dict[str, Any]  # a content part of an item: `input_text`, `output_text`, `refusal`, `reasoning_text`, ...
+Tool: TypeAlias = dict[str, Any]  # a tool definition of a request, in the flat form of the Responses API
+Document: TypeAlias = dict[str, Any]  # a response object, as `GET /v1/responses/{id}` returns it
+Message: TypeAlias = dict[str, Any]  # a chat message, as `/v1/chat/completions` accepts it
+ChatRequest: TypeAlias = dict[str, Any]  # the body of a Chat Completions request
+Chunk: TypeAlias = dict[str, Any]  # a `chat.completion.chunk`, or a whole completion converted to a chunk

@@ -129,8 +129,7 @@ _OTHER_MEMBERS = ("index", "logprobs", "finish_reason", "token_ids")
 _FIRST_CREDIT = 8
 
 
-Text: TypeAlias = tuple[str, str]
-"""A chunk that holds only text: the name of the delta's member, and the text."""
+Text: TypeAlias = tuple[str, str]  # a chunk that holds only text: the name of the delta's member, and the text
 
 
 class DeltaFastPath:

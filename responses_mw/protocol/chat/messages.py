@@ -34,8 +34,7 @@ from ..types import Item, Message, Part
 from .dialects import Dialect
 from .truncation import links
 
-Names = Callable[[Item], str]
-"""Returns the name of the function that an item calls."""
+Names = Callable[[Item], str]  # returns the name of the function that an item calls
 Results = Mapping[str, str | list[Part]]
 """Results of calls that the server executed, by item id. The model sees these instead of the results in the items."""
 

@@ -30,10 +30,8 @@ _GRAMMARS = frozenset(
 class Prefill:
     """How the upstream continues an interrupted answer, which is the last message of the request."""
 
-    tokens: int = 0
-    """Number of tokens of the answer so far, which count towards the limits of the request."""
-    without_thinking: bool = False
-    """Whether to turn reasoning off, so that the server's parser does not expect any."""
+    tokens: int = 0  # number of tokens of the answer so far, which count towards the limits of the request
+    without_thinking: bool = False  # whether to turn reasoning off, so that the server's parser does not expect any
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:

@@ -21,8 +21,7 @@ from ...errors import UpstreamError
 from ..request.checks import malformed
 from ..tool_kinds.form import CallForm, parse_arguments
 
-MAX_CALLS = 512
-"""Maximum number of calls in a turn. A model that makes more is in a loop."""
+MAX_CALLS = 512  # maximum number of calls in a turn. A model that makes more is in a loop
 
 _MARKS = re.compile(r'["\\{}]')
 _WHITE = " \t\r\n"
@@ -37,8 +36,7 @@ class ToolCall:
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
 
     def __init__(self, place: int) -> None:
-        self.place = place
-        """Position among the calls of the turn."""
+        self.place = place  # position among the calls of the turn
         self.id: str | None = None
         self.name = ""
         self.form: CallForm | None = None

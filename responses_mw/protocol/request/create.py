@@ -85,12 +85,9 @@ def _continuation_id(_value: Any, path: str) -> None:
 class CreateResponse:
     """A checked request. Fields are named as in the OpenAI reference and annotated with their checks."""
 
-    items: list[Item]
-    """The `input`, after the items made from vLLM's `previous_input_messages`."""
-    extra: dict[str, Any]
-    """Members that are passed to the upstream unchanged."""
-    size: int = 0
-    """Size of the request's JSON in bytes, or 0 if the size is unknown."""
+    items: list[Item]  # the `input`, after the items made from vLLM's `previous_input_messages`
+    extra: dict[str, Any]  # members that are passed to the upstream unchanged
+    size: int = 0  # size of the request's JSON in bytes, or 0 if the size is unknown
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Any = "auto"
     background: Annotated[bool, checks.boolean] = False

@@ -21,10 +21,8 @@ from ..tool_kinds.registry import SERVED_TOOLS, TOOL_ITEMS, TOOL_KINDS
 from ..types import Item, Tool
 from . import checks
 
-BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
-"""Types of the items that contain tool definitions."""
-_MAX_SUFFIX = 8
-"""Maximum length of the suffix of a numbered name."""
+BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})  # types of the items that contain tool definitions
+_MAX_SUFFIX = 8  # maximum length of the suffix of a numbered name
 NOT_SERVED = frozenset(
     {"computer", "computer_use", "computer_use_preview", "container", "file_search", "image_generation"}
     | {"programmatic_tool_calling"}
@@ -101,12 +99,11 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
     """Return the functions for the client tools in the checked `tools` and `items`. Each name is unique."""
-    functions = {_tool_key(one.form.item, one.form.members): one for one in _functions(tools, deferred=False)}
+    functions = [*_functions(tools, deferred=False)]
     for item in items:
         if item["type"] in BRINGS_TOOLS:
-            for one in _functions(item["tools"], deferred=item["type"] == "tool_search_output"):
-                functions[_tool_key(one.form.item, one.form.members)] = one
-    return distinct(functions.values())
+            functions += _functions(item["tools"], deferred=item["type"] == "tool_search_output")
+    return distinct({_tool_key(one.form.item, one.form.members): one for one in functions}.values())
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
