@@ -79,13 +79,13 @@ class Run:
     takeover: Takeover | None = None
     """The output of another worker, if this run continues it."""
     first_events: list[Event] | None = None
-    """The first events of a run from `Runner.resume`. They replace `response.created`."""
+    """The first events of a run from `Runner.resume`, which replace those of `ResponseBuilder.start`."""
     phase: Phase = Phase.NOTHING
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0
     """Number of times that this run was continued after an interruption."""
     earlier_continuations: int = 0
-    """Number of such continuations by other workers."""
+    """Number of times that other workers continued the response after an interruption."""
     resends: int = 0
     """Number of times that the turn was sent again because of an interruption before new output."""
     tokens_kept: int = 0
@@ -93,7 +93,7 @@ class Run:
     opening: asyncio.Task[None] | None = None
     """The task that opens the first turn. Mode WHOLE opens it without a task."""
     is_status_sent: bool = False
-    """Whether the HTTP status has been sent, which can then no longer report an overload."""
+    """Whether the HTTP status has been sent, so that an overload can no longer be reported as a status."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0

@@ -107,7 +107,7 @@ class Runner:
 
         Raises `APIError`, for example `BadRequest` if the input ends with a `compaction_trigger`.
         """
-        await self._gate(caller)()
+        await self._upstream.verify(caller)
         run = await self.prepare(request, caller, history)
         if compaction.is_asked(run.context.input):
             message = "A compaction_trigger cannot be sent with generate: false, because it asks the model for a summary."

@@ -99,7 +99,10 @@ class TurnLoop:
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
-        """Prepare the tools, and make a compaction if one is due. Begin the first turn, if it is the next step of the run."""
+        """Prepare the tools, make a compaction if one is due, and begin the first turn.
+
+        No turn begins yet if a compaction or approved calls precede it, or if another worker has completed the last turn.
+        """
         await self.offer_tools(run)
         if run.takeover is not None and run.takeover.is_over:
             return
@@ -110,9 +113,9 @@ class TurnLoop:
         await self._begin(run)
 
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of a compaction, lists of tools and approved calls, and begin the first turn after these steps.
+        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls.
 
-        No turn begins if the client asked only for a compaction.
+        After a compaction or approved calls, the first turn begins, unless the client asked only for a compaction.
         """
         if run.compacted is not None:
             yield add_compaction(run)

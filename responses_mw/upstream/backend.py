@@ -134,7 +134,7 @@ class Backend(ABC):
         """Send the turn, and return it once its answer has begun. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the text from which the upstream would continue the interrupted `turn`, or None if it would not.
+        """Return the text from which the upstream would continue `turn`, or None if the turn cannot be continued.
 
         `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a check fails.
         """
@@ -150,10 +150,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def check(self, turn: TurnRequest) -> None:
-        """Check that the turn can be expressed in the upstream's API.
-
-        Raises `BadRequest` if it cannot, and `UpstreamError` if the upstream's dialect cannot be detected.
-        """
+        """Raises `BadRequest` if the upstream's API cannot express the turn, and `UpstreamError` if the dialect is unknown."""
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:

@@ -94,7 +94,7 @@ class Verification:
         """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted, and update the caller's standing. Raises like `Upstream.verify`."""
+        """Check that the caller is accepted, and update the caller's standing. Raises the errors of `Upstream.verify`."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")

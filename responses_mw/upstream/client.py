@@ -18,7 +18,7 @@ from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
-from .servers import detect
+from .servers import detect, member
 from .stream import ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Stream = TypeVar("Stream", bound=ChatStream)
 CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for a connection to the upstream. Even a busy server accepts connections at once."""
 PROBE_TIMEOUT = 10.0
-"""Seconds in which the upstream must list its models to count as available."""
+"""Timeout in seconds of the request that checks whether the upstream is available."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Maximum bytes that the upstream and tools may send for a response: about 400,000 tokens with chunks of 300 bytes."""
 
@@ -65,8 +65,7 @@ class Upstream:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError`."""
-        listed = await self.get("/v1/models", caller)
-        models = listed.get("data") if isinstance(listed, dict) else None
+        models = member(await self.get("/v1/models", caller), "data")
         if not isinstance(models, list):
             raise UpstreamError("The upstream's /v1/models did not return a list of models.")
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
@@ -180,13 +179,8 @@ class Upstream:
                     await response.aclose()
             return response
 
-        settings = self._settings
-        return kind(
-            send,
-            first_byte_timeout=settings.timeout,
-            idle_timeout=settings.idle_timeout,
-            max_bytes=MAX_ANSWER_BYTES,
-        )
+        first, idle = self._settings.timeout, self._settings.idle_timeout
+        return kind(send, first_byte_timeout=first, idle_timeout=idle, max_bytes=MAX_ANSWER_BYTES)
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Return the response with its whole body, or with an empty body if an error's body is too large or compressed.

@@ -48,7 +48,7 @@ _PARAMS = {
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERLOAD = frozenset({429, 502, 503})
-"""Statuses after which the same request may succeed later, because neither the upstream nor a proxy has processed it."""
+"""Statuses after which the same request may succeed later. Neither the upstream nor a proxy has processed the request."""
 CRASH_AFTER = 1.0
 """Seconds after which a gateway's 502 means that a server received the request and failed. A gateway without a server answers
 sooner. The request may have crashed the server, so it must not be sent to another server."""
@@ -159,7 +159,7 @@ def _client_error(status: int, message: str, fault: _Fault, headers: dict[str, s
 
 
 def is_error(data: dict[str, Any]) -> bool:
-    """Return whether a frame of a stream, or a 200 body, is an error object."""
+    """Return whether `data`, which is a frame of a stream or a body with status 200, is an error object."""
     return bool(data.get("error")) or data.get("object") == "error"
 
 
