@@ -16,14 +16,15 @@ import signal
 import socket
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self, cast
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..ids import mint
 from . import SandboxSettings
-from .jail.isolation import LEVELS, Isolation, ResourceLimits
+from .jail.isolation import LEVELS, LIMITS, Isolation
 from .jail.launch import MAX_FILES, Plan
 
 _BOOT = (
@@ -103,9 +104,9 @@ class Containers:
             container = await self._create(memory_bytes, owner)
         elif container_id in self._live and self._live[container_id].owner == owner and not self._live[container_id].ended:
             container = self._live[container_id]
+            container.calls += 1
         else:
             raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
-        container.calls += 1
         try:
             return await container.run(code)
         finally:
@@ -120,14 +121,11 @@ class Containers:
             settings = settings.model_copy(update={"memory_bytes": memory_bytes})
         container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation, owner)
         self._live[container.id] = container
-        container.calls += 1
         try:
             await container.start()
         except BaseException:
             self._discard(container)
             raise
-        finally:
-            container.calls -= 1
         return container
 
     async def _free_slot(self) -> int:
@@ -183,24 +181,24 @@ class Containers:
         )
 
 
+@dataclass(eq=False)
 class Container:
     """A container. The caller must call `start` before `run`, and always `end`, even if the container has already ended."""
 
-    def __init__(self, container_id: str, slot: int, settings: SandboxSettings, isolation: Isolation, owner: str) -> None:
-        self.id = container_id
-        self.owner = owner
-        self.slot = slot
-        self.calls = 0  # running or waiting
-        self.last_used = 0.0
-        self.ended = False
-        self._settings = settings
-        self._isolation = isolation
-        self._lock = asyncio.Lock()
-        self._outputs: list[int] = []  # descriptors of stdout and stderr
-        self._last_line = b""  # from the init process
-        self._directory: str | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+    id: str
+    slot: int
+    settings: SandboxSettings
+    isolation: Isolation
+    owner: str
+    calls: int = 1  # running or waiting, including the call that creates the container
+    last_used: float = 0.0
+    ended: bool = False
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _outputs: list[int] = field(default_factory=list)  # descriptors of stdout and stderr
+    _last_line: bytes = b""  # from the init process
+    _directory: str | None = None
+    _process: asyncio.subprocess.Process | None = None
+    _writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
         """Start the processes and run `first_cell`. Raises `SandboxError` if a process cannot be started or the cell fails."""
@@ -233,7 +231,7 @@ class Container:
         self._orders, self._reports = self._process.stdin, self._process.stdout  # the input and the output of the init process
 
     def _plan(self, channel: int) -> Plan:
-        settings, isolation = self._settings, self._isolation
+        settings, isolation = self.settings, self.isolation
         uid = settings.first_uid + self.slot if isolation.own_user else None
         if not isolation.namespaces:
             self._directory = tempfile.mkdtemp(prefix="container-")
@@ -246,7 +244,7 @@ class Container:
             "uid": uid,
             "directory": self._directory,
             "packages": settings.packages,
-            "limits": cast("ResourceLimits", {name: getattr(settings, name) for name in ResourceLimits.__annotations__}),
+            "limits": settings.model_dump(include=LIMITS),
             "channel": channel,
             "stdout": self._outputs[0],
             "stderr": self._outputs[1],
@@ -262,11 +260,11 @@ class Container:
                 os.ftruncate(output, 0)
             reply, ended = None, None
             try:
-                async with asyncio.timeout(self._settings.call_timeout):
+                async with asyncio.timeout(self.settings.call_timeout):
                     reply = await self._exchange(code)
                     await self._sweep()
             except TimeoutError:
-                ended = f"the call took longer than {self._settings.call_timeout:g} seconds"
+                ended = f"the call took longer than {self.settings.call_timeout:g} seconds"
             except SandboxError as error:
                 ended = str(error)
             except (EOFError, ConnectionError):
@@ -276,7 +274,7 @@ class Container:
                 raise
             if ended is not None:
                 self.cut()
-            stdout, stderr = (_printed(output, self._settings.output_bytes) for output in self._outputs)
+            stdout, stderr = (_printed(output, self.settings.output_bytes) for output in self._outputs)
             return self._outcome(stdout, stderr, reply, ended)
 
     async def _exchange(self, code: str) -> _Reply:
@@ -286,7 +284,7 @@ class Container:
         self._writer.write(len(request).to_bytes(_LENGTH, "big") + request)
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
-        if size > _MAX_ESCAPE * 2 * self._settings.output_bytes + _FRAME_OVERHEAD:
+        if size > _MAX_ESCAPE * 2 * self.settings.output_bytes + _FRAME_OVERHEAD:
             raise SandboxError("its reply was invalid (too long)")
         try:
             reply = _Reply.model_validate_json(await self._reader.readexactly(size))
@@ -310,7 +308,7 @@ class Container:
                 self._last_line += await self._reports.read()
         except TimeoutError:
             return "its process stopped answering"
-        return _explained(self._last_line.decode("ascii").split()[-2:], self._settings)
+        return _explained(self._last_line.decode("ascii").split()[-2:], self.settings)
 
     def _outcome(self, stdout: str, stderr: str, reply: _Reply | None, ended: str | None) -> PythonResult:
         return PythonResult(

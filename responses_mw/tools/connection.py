@@ -10,24 +10,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import anyio
+import mcp_types
 import orjson
 from mcp import MCPError
-from mcp_types import (
-    CONNECTION_CLOSED,
-    HEADER_MISMATCH,
-    PARSE_ERROR,
-    AudioContent,
-    CallToolRequest,
-    CallToolRequestParams,
-    CallToolResult,
-    ContentBlock,
-    ImageContent,
-    PaginatedRequestParams,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-    Tool,
-)
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Unauthorized, UpstreamError
@@ -95,11 +80,11 @@ class MCPConnection:
         except MCPFailure as error:
             return failure(error.message, kind=error.kind, code=error.code)
         except orjson.JSONEncodeError:
-            return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=PARSE_ERROR)
+            return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=mcp_types.PARSE_ERROR)
 
-    async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def invoke(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
         """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` for other errors."""
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         try:
             return await self._request(lambda session: self._called(session, request))
         except TimeoutError:
@@ -114,11 +99,11 @@ class MCPConnection:
                 session = await self._opened()
                 return await session.request(work(session))
         except MCPError as error:
-            if session is not None and (error.code == CONNECTION_CLOSED or session.is_forgotten):
+            if session is not None and (error.code == mcp_types.CONNECTION_CLOSED or session.is_forgotten):
                 self._drop(session)
             raise self._failure(error) from None
         except _MALFORMED_ERRORS:
-            raise self.target.failure(_MALFORMED, PARSE_ERROR, _PROTOCOL_ERROR) from None
+            raise self.target.failure(_MALFORMED, mcp_types.PARSE_ERROR, _PROTOCOL_ERROR) from None
         except _GONE:
             raise self.target.failure(_BROKEN) from None
         except TimeoutError:
@@ -130,28 +115,27 @@ class MCPConnection:
             if not self._closed and (self._session is None or self._session.is_over):
                 self._session = await open_session(self.target)
             session = self._session
-        if self._closed:
-            await self.aclose()
         if self._closed or session is None:
+            await self.aclose()
             raise self.target.failure("the connection is closed")
         return session
 
-    async def _called(self, session: MCPSession, request: CallToolRequest) -> CallToolResult:
+    async def _called(self, session: MCPSession, request: mcp_types.CallToolRequest) -> mcp_types.CallToolResult:
         # The SDK's `call_tool` validates results against the server's schema, whose regular expressions may never end.
         try:
-            return await session.client.send_request(request, CallToolResult)
+            return await session.client.send_request(request, mcp_types.CallToolResult)
         except MCPError as error:
-            if error.code != HEADER_MISMATCH:
+            if error.code != mcp_types.HEADER_MISMATCH:
                 raise
         await self._listed(session)  # from the list, the SDK learns which arguments the server also expects as headers
-        return await session.client.send_request(request, CallToolResult)
+        return await session.client.send_request(request, mcp_types.CallToolResult)
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
         bytes_left = MAX_OUTPUT_BYTES
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
-            page = await session.client.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            page = await session.client.list_tools(params=mcp_types.PaginatedRequestParams(cursor=cursor))
             listed = [_as_listed(tool) for tool in page.tools]
             tools += listed
             bytes_left -= sum(len(orjson.dumps(tool)) for tool in listed)
@@ -169,15 +153,15 @@ class MCPConnection:
             self._lost.append(session)
 
     def _failure(self, error: MCPError) -> MCPFailure:
-        if error.code == CONNECTION_CLOSED:
+        if error.code == mcp_types.CONNECTION_CLOSED:
             return self.target.failure(_BROKEN)
-        reason = _MALFORMED if error.code == PARSE_ERROR else cut(self.target.reason(error), _MAX_MESSAGE).rstrip(".")
+        reason = _MALFORMED if error.code == mcp_types.PARSE_ERROR else cut(self.target.reason(error), _MAX_MESSAGE).rstrip(".")
         if error.code == HTTP_FAULT:
             return self.target.failure(reason, error.data if isinstance(error.data, int) else UNREACHABLE)
         return self.target.failure(reason, error.code, _PROTOCOL_ERROR)
 
 
-def _as_listed(tool: Tool) -> dict[str, Any]:
+def _as_listed(tool: mcp_types.Tool) -> dict[str, Any]:
     listed: dict[str, Any] = {"name": tool.name, "input_schema": tool.input_schema}
     if tool.description is not None:
         listed["description"] = tool.description
@@ -191,10 +175,11 @@ def _as_listed(tool: Tool) -> dict[str, Any]:
 _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
-def _to_result(returned: CallToolResult) -> ToolResult:
+def _to_result(returned: mcp_types.CallToolResult) -> ToolResult:
     """Convert the result of a tool, limited to `MAX_OUTPUT_BYTES`. In the member `output`, notes replace images."""
     parts = [_part(block) for block in returned.content]
-    if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
+    has_text = any(isinstance(block, mcp_types.TextContent) for block in returned.content)
+    if returned.structured_content is not None and not has_text:
         parts.append(_text(orjson.dumps(returned.structured_content).decode()))
     parts = list(_bounded(parts))
     text = "\n".join(part["text"] if part["type"] == "input_text" else _described(part) for part in parts)
@@ -205,18 +190,18 @@ def _to_result(returned: CallToolResult) -> ToolResult:
     return ToolResult(parts if pictured else text, {"output": text})
 
 
-def _part(block: ContentBlock) -> Part:
+def _part(block: mcp_types.ContentBlock) -> Part:
     match block:
-        case TextContent(text=text):
+        case mcp_types.TextContent(text=text):
             return _text(text)
-        case ImageContent(data=data, mime_type=kind):
+        case mcp_types.ImageContent(data=data, mime_type=kind):
             return _image(data, kind) or _text(f"[an image of type {kind[:64]} that cannot be shown]")
-        case AudioContent(data=data, mime_type=kind):
+        case mcp_types.AudioContent(data=data, mime_type=kind):
             return _text(f"[audio of type {kind[:64]}, {_decoded_size(data)} bytes: it cannot be played to you]")
-        case ResourceLink(uri=uri, name=name, description=description):
+        case mcp_types.ResourceLink(uri=uri, name=name, description=description):
             return _text(f"[resource {name}: {uri}]" + (f" {description}" if description else ""))
     resource = block.resource
-    if isinstance(resource, TextResourceContents):
+    if isinstance(resource, mcp_types.TextResourceContents):
         return _text(f"[resource {resource.uri}]\n{resource.text}")
     kind = resource.mime_type or "unknown"
     note = f"[resource {resource.uri} of type {kind[:64]}, {_decoded_size(resource.blob)} bytes: it is not text]"

@@ -194,7 +194,10 @@ class MCPServer(ServerTool):
         tools = self._signed_tools()
         if tools is None:
             tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
-            self.listing = self._sign(tools)
+            signed = self._signed_bytes(tools)
+            if self._last_list is None or self._signed_bytes(self._last_list["tools"]) != signed:
+                signature = self._context.sealer.sign(signed, purpose=_PURPOSE, owner=self._context.owner)
+                self.listing = {"server_label": self.label, "tools": tools, "signature": signature}
         self._listed = {tool["name"]: tool for tool in tools if self.is_allowed(tool)}
         return list(self._listed.values())
 
@@ -225,9 +228,8 @@ class MCPServer(ServerTool):
         rule = self._approval_rule
         if rule is None or isinstance(rule, str):
             return rule != "never"
-        if "always" in rule and _matches(rule["always"], listed):
-            return True
-        return not ("never" in rule and _matches(rule["never"], listed))
+        is_exempt = "never" in rule and _matches(rule["never"], listed)
+        return not is_exempt or ("always" in rule and _matches(rule["always"], listed))
 
     # -- functions
 
@@ -289,15 +291,6 @@ class MCPServer(ServerTool):
             return None
         signed, sealer = self._signed_bytes(tools), self._context.sealer
         return tools if sealer.is_signed(signature, signed, purpose=_PURPOSE, owner=self._context.owner) else None
-
-    def _sign(self, tools: list[dict[str, Any]]) -> Item | None:
-        """Return a signed `mcp_list_tools` item, or None if the last list in the history contains the same `tools`."""
-        signed = self._signed_bytes(tools)
-        last = [] if self._last_list is None else self._last_list["tools"]
-        if self._last_list is not None and len(last) == len(tools) and self._signed_bytes(last) == signed:
-            return None
-        signature = self._context.sealer.sign(signed, purpose=_PURPOSE, owner=self._context.owner)
-        return {"server_label": self.label, "tools": tools, "signature": signature}
 
     def _signed_bytes(self, tools: list[dict[str, Any]]) -> bytes:
         return orjson.dumps([self._connection.target.url, _plain_tools(tools)], option=orjson.OPT_SORT_KEYS)

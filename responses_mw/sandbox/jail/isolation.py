@@ -12,7 +12,7 @@ import resource
 import struct
 import sys
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,14 +38,8 @@ LEVELS = (
 """All levels, from the strongest to the weakest. The first level that the kernel permits is used."""
 
 
-class ResourceLimits(TypedDict):
-    cpu_seconds: int
-    memory_bytes: int
-    disk_bytes: int
-    file_bytes: int
-    max_processes: int
-    max_open_files: int
-
+LIMITS = {"cpu_seconds", "memory_bytes", "disk_bytes", "file_bytes", "max_processes", "max_open_files"}
+"""The settings that limit the resources of a container."""
 
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
@@ -143,8 +137,8 @@ def hide() -> None:
     checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
-def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
-    """Set the resource limits of this process and its children.
+def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
+    """Set the resource limits of this process and its children, except `disk_bytes`. `limits` has the names in `LIMITS`.
 
     The number of processes is limited only if the kernel counts the container's processes separately (`own_count`).
     """

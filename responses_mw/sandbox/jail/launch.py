@@ -50,7 +50,7 @@ class Plan(TypedDict):
     uid: int | None  # the container's own user
     directory: str | None  # the working directory without namespaces
     packages: list[str]
-    limits: isolation.ResourceLimits
+    limits: dict[str, int]  # by their names in `isolation.LIMITS`
     channel: int  # file descriptors
     stdout: int
     stderr: int
