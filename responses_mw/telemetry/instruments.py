@@ -91,16 +91,10 @@ class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
 
 class Counter(_Sum):
     def __init__(
-        self,
-        name: str,
-        unit: str,
-        description: str,
-        labels: Mapping[str, Iterable[str]] = {},
-        *,
-        registry: prometheus.CollectorRegistry = REGISTRY,
+        self, name: str, unit: str, description: str, labels: Mapping[str, Iterable[str]] = {}, **options: Any
     ) -> None:
         """`labels` maps each label to its known values. Their series start at 0, so that `rate()` sees their first increase."""
-        super().__init__(prometheus.Counter, name, unit, description, tuple(labels), registry=registry)
+        super().__init__(prometheus.Counter, name, unit, description, tuple(labels), **options)
         _METER.create_observable_counter(name, [self._observe], unit, description)
         for values in product(*labels.values()):
             self.add(0, dict(zip(labels, values, strict=True)))

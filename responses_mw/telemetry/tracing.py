@@ -185,7 +185,7 @@ def link_to_request(headers: Mapping[str, str]) -> None:
 def redis_span(
     operation: str, script: str, size: int, address: Callable[[], tuple[str | None, int | None, int | None]]
 ) -> AbstractContextManager[None]:
-    """Trace a round trip to Redis: the command `operation`, the name of the Lua script, and the number of commands.
+    """Return a context manager that traces a round trip of `size` commands to Redis. `script` is the name of a Lua script.
 
     `address` returns the host, the port and the database. Round trips without a current span, such as those of periodic work,
     are not traced, because each would be a trace of its own.

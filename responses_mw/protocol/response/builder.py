@@ -119,14 +119,17 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process chunks or events of the upstream's answer. Raises `UpstreamError` if the answer is malformed."""
+        """Process chunks or events of the upstream's answer, and begin a turn if necessary.
+
+        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. The next call returns
+        the events emitted before the error.
+        """
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """End the turn. Close its items up to the first call that the server executes.
+        """End the turn. Close its items up to the first call that the server executes. `settle` emits the later items.
 
-        Later items are emitted after `settle` adds the result of this call. Raises `UpstreamError` if the upstream's answer is
-        incomplete or unusable.
+        Raises `UpstreamError` if the upstream's answer is incomplete or unusable.
         """
 
     @property
@@ -165,7 +168,7 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add the result of the next call in `asked`. `members` are the members of the result that the call's item shows."""
+        """Add `members`, which come from the result of the next call in `asked`, to the item of this call."""
         raise NotImplementedError
 
     # Items that arrive whole
