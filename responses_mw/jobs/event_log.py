@@ -39,8 +39,7 @@ class ClaimedJob:
         self.next_number = job.next_number
         self.sending: Batch | None = None
         self.sent = asyncio.Event()
-        self.ending = False
-        """Whether the pending events will be stored together with the response."""
+        self.ending = False  # whether the pending events will be stored together with the response
         self.size = 0
         self.stopped: str | None = None
         self.task: asyncio.Task[None] | None = None
@@ -187,7 +186,7 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
     context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit(state, context, document, last)
-    except (OverBound, Damaged):  # the conversation is full or damaged, so store the response without it
+    except (OverBound, Damaged):  # the conversation is full or damaged
         await commit(state, replace(context, chain=Chain.new()), document, last)
     await clean_up(state, job.response_id)
     return document
@@ -203,10 +202,7 @@ async def clean_up(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay the log of a job that the caller holds, up to the first gap or damage.
-
-    Raises `Fenced` if the log was deleted, and `StateUnavailable`.
-    """
+    """Replay the log of a claimed job up to the first gap. Raises `Fenced` if the log was deleted, and `StateUnavailable`."""
     output = LogReplay()
     while output.next_number < job.next_number:
         (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])

@@ -21,12 +21,10 @@ from ..state.schema import response_address
 
 logger = logging.getLogger(__name__)
 
-POLL = 2.0
-"""Seconds without a new batch after which a response is checked, because an announcement may have been lost."""
+POLL = 2.0  # seconds without a new batch after which a response is checked, because an announcement may have been lost
 PATIENCE = 60.0
 _PAUSE = 0.5
-TOGETHER = 100
-"""Maximum number of logs that one round trip reads."""
+TOGETHER = 100  # maximum number of logs that one round trip reads
 
 _LOST = "The response was deleted, or the state store lost it."
 
@@ -152,14 +150,10 @@ class _Follower:
         self._document = document
         self.response_id: str = document["id"]
         self.number = self._began = number
-        self.is_active = False
-        """Whether the follower has received a batch since the last poll."""
-        self._is_at_end = False
-        """Whether the follower has passed the final batch or must stop."""
-        self._is_compressed = False
-        """Whether the follower reads the compressed log."""
-        self._is_behind = False
-        """Whether the log has batches after the page that was read last."""
+        self.is_active = False  # whether the follower has received a batch since the last poll
+        self._is_at_end = False  # whether the follower has passed the final batch or must stop
+        self._is_compressed = False  # whether the follower reads the compressed log
+        self._is_behind = False  # whether the log has batches after the page that was read last
         self._has_news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
@@ -250,7 +244,7 @@ class _Follower:
         return batches
 
     def broken(self, reason: str) -> Batch:
-        """Log the `reason` why the rest of the log cannot be read, and return the terminal event for the client."""
+        """Log the `reason` why no further events can be read, and return the terminal event for the client."""
         logger.error("response %s cannot be followed beyond event %d: %s", self.response_id, self.number, reason)
         return self._failed(f"The events of the response cannot be read: {reason}.")
 

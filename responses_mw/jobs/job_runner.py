@@ -44,15 +44,12 @@ from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, c
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after its creation during which a job waits for a replica with the job's key, which may still be rolled out."""
-_LOG_STEP = 1024 * 1024
-"""Bytes by which the log of a running job grows before the growth is charged to the owner's quota."""
+"""Seconds after a job's creation during which the job waits for a replica with its key. New keys may still be rolled out."""
+_LOG_STEP = 1024 * 1024  # bytes by which the log of a running job grows before the growth is charged to the owner's quota
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
-TIMEOUT_FACTOR = 20
-"""Factor by which a job waits longer for the upstream than a stream (`upstream.overload_timeout`)."""
-FAILURES = 3
-"""Number of consecutive failures that open the circuit."""
+TIMEOUT_FACTOR = 20  # factor by which a job waits longer for the upstream than a stream (`upstream.overload_timeout`)
+FAILURES = 3  # number of consecutive failures that open the circuit
 
 
 class JobRunner:
@@ -103,10 +100,7 @@ class JobRunner:
             await self._end(claimed, run)
 
     async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
-        """Requeue the job if it was stopped or needs a retry. Return False if this worker must finalize the job.
-
-        A stopped job is marked as failed if no other worker can continue it.
-        """
+        """Requeue a job that was stopped or needs a retry. Return False if this worker must finalize the job."""
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
         if not await self._can_go_on(claimed, run):
@@ -151,10 +145,7 @@ class JobRunner:
         return run is None or not claimed.has_begun or await self._runner.turns.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
-        """Decrypt the caller's `headers` and the `tools` of the request.
-
-        Raises `Unauthorized` if that is impossible, and `InvalidEnvelope` if another replica may have the key.
-        """
+        """Decrypt the job's secrets. Raises `Unauthorized`, or `InvalidEnvelope` if another replica may have the key."""
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
         try:
@@ -254,7 +245,7 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # Count an interruption as an attempt, because the request may be what crashes the upstream.
+        # An interruption counts as an attempt, because the request itself may crash the upstream.
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
         ):

@@ -28,14 +28,13 @@ from .worker import Worker
 logger = logging.getLogger(__name__)
 
 RUNNING = frozenset({"queued", "in_progress"})
-_CREATION_TIMEOUT = 5.0
-"""Seconds after which a worker checks whether a job was stored, and drops the job if it was not."""
+_CREATION_TIMEOUT = 5.0  # seconds after which a worker removes a reserved job from the queue if the job is not stored
 _CANCEL_ATTEMPTS = 10
 _CANCEL_BACKOFF = 0.05
 
 
 class JobService:
-    """Creates, follows, cancels and deletes the background responses of all replicas. Without a `worker`, only others run jobs.
+    """Creates, follows, cancels and deletes the background responses of all replicas, and runs the `worker` of this process.
 
     Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each of these calls may be repeated or omitted.
     """

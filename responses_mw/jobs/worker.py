@@ -28,10 +28,8 @@ logger = logging.getLogger(__name__)
 
 POLL = 1.0
 """Maximum seconds between two checks of the queue. Messages trigger earlier checks."""
-GIVE_UP_AFTER = 0.8
-"""Fraction of a lease's duration after which a run is stopped if the lease was not renewed."""
-FINAL_WRITES_TIMEOUT = 5.0
-"""Seconds after the drain in which the stopped jobs are stored."""
+GIVE_UP_AFTER = 0.8  # fraction of a lease's duration after which a run is stopped if the lease was not renewed
+FINAL_WRITES_TIMEOUT = 5.0  # seconds after the drain in which the stopped jobs are stored
 
 
 class Worker:
@@ -59,8 +57,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
-        self._suspicion = asyncio.Event()
-        """Set when a job of this worker may have been cancelled by another process."""
+        self._suspicion = asyncio.Event()  # set when a job of this worker may have been cancelled by another process
         self._is_stopping = False
         self._sweeps_from = 0.0
         self._warnings = WarningLimit()
@@ -155,7 +152,7 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Take and run the job. After an error, which is logged, the lease expires and a worker claims the job again."""
+        """Take and run the job. After a logged error, the lease expires and a worker claims the job again."""
         try:
             await self._take(response_id, why)
         except Damaged as error:
@@ -193,7 +190,7 @@ class Worker:
                 await self._jobs.run(claimed)
         except InvalidEnvelope:
             logger.warning("response %s is encrypted with a key that is not in this worker's auth.secret_keys", job.response_id)
-            await self._state.jobs.release(job)  # the worker that claims it after its lease in the queue may have the key
+            await self._state.jobs.release(job)  # the worker that claims the job next may have the key
         finally:
             if self._claimed.get(job.response_id) is claimed:  # a lost run may end after this worker has claimed the job again
                 del self._claimed[job.response_id]
@@ -241,7 +238,7 @@ class Worker:
             try:
                 await self._renew(list(self._claimed.values()), loop.time())
                 pause = self._lease / 3
-            except StateUnavailable:  # _watch stops the runs if this lasts
+            except StateUnavailable:  # if the outage lasts, `_watch` stops the runs
                 pause = self._lease / 15
 
     async def _renew(self, held: list[ClaimedJob], now: float) -> None:

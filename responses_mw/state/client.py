@@ -32,7 +32,7 @@ Args: TypeAlias = list[Value]
 Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
 """The keys and the arguments of a script call. All keys are in one slot."""
 
-# A subscription waits indefinitely and is reopened after any error, without redis-py's own timeout and retries.
+# A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
 
 # The reason reported for each failure, and whether the failure may be temporary. The first matching row applies.
@@ -56,8 +56,8 @@ FAILURES = tuple(row[0] for row in _REASONS)
 # Errors that commands and scripts raise for a key of the wrong type, or with a value that this server did not write.
 _DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
 
-# Timeout of the first probe of a node, and the pause between two probes (seconds).
-FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
+FIRST_PROBE = 0.1  # timeout in seconds of the first probe of a node
+PROBE_PAUSE = 0.1  # seconds between two probes
 
 
 class Client:
@@ -136,7 +136,7 @@ class Client:
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in pairs]
 
     async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool) -> list[Any]:
-        if len(commands) == 1 and not contained:  # the most common case: saves 20 us of CPU
+        if len(commands) == 1 and not contained:  # the most common case, in which this saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:

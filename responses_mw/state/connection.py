@@ -23,7 +23,7 @@ from ..lua import Script
 from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
 from .errors import Damaged, EmbeddedFailed
 
-# Bytes per read: the size of an asyncio stream's buffer. With half of that, reading a long chain takes 1.5 times as long.
+# The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
 
 
@@ -90,7 +90,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     if not service:
         raise ValueError("a redis+sentinel:// URL must name the service: redis+sentinel://host:port/service/db")
     hosts, from_url = _hosts(scheme, url, f"/{database}")
-    # If a Sentinel is unreachable, time must be left to ask the next one.
+    # If a Sentinel is unreachable, time must be left to ask the next Sentinel.
     patience = options["socket_timeout"] / (len(hosts) + 1)
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
     asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
@@ -165,14 +165,14 @@ class ClusterClient(Client):
         return host or None, int(port) if port else None, None
 
     async def _ask(self, node: str, key: Value) -> None:
-        # Send the probe directly: the client may be waiting for a list of the nodes from another node that hangs.
+        # Send the probe directly, because the client may be waiting for another node to list the nodes.
         found = self.redis.get_node(node_name=node)
         if found is not None:
             with suppress(*FAILURES):
                 async with asyncio.timeout(FIRST_PROBE):
                     await found.execute_command("PING")
                     return
-        # Another node may serve the key by now. The client detects this when it sends a command.
+        # Another node may serve the key now. A command makes the client look for that node.
         await self.redis.execute_command("EXISTS", key)
 
     def node_of(self, key: Value) -> str:

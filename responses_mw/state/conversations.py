@@ -19,8 +19,7 @@ _CREATE, _UPDATE, _DELETE, _APPEND, _ITEMS, _DELETE_ITEM, _UNDO = load(
     "state", *(f"conversation_{name}" for name in ("create", "update", "delete", "append", "items", "item_delete", "undo"))
 )
 
-ITEM_BYTES = 256
-"""Overhead of an item in Redis besides its JSON, in bytes (as in lua/lib.lua)."""
+ITEM_BYTES = 256  # overhead of an item in Redis besides its JSON, in bytes (as in lua/lib.lua)
 
 
 class Conversations:
@@ -107,7 +106,7 @@ class Conversations:
         return Page(_unblob(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
-        """Return an item. Also raises Missing if the conversation has no such item."""
+        """Return an item. Raises Missing also if the conversation does not contain the item."""
         key = _key(conversation_id)
         of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
         if of != owner.encode():
@@ -117,7 +116,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Delete an item and return the conversation. Also raises Missing if the conversation has no such item."""
+        """Delete an item and return the conversation. Raises Missing also if the conversation does not contain the item."""
         found = await self._run(_DELETE_ITEM, conversation_id, [owner, item_id])
         if found is None:
             raise Missing("Item", item_id)
@@ -146,6 +145,6 @@ def _size(blobs: Sequence[str | bytes]) -> int:
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
-    if any(blob is None for blob in blobs):  # Redis has evicted one
+    if any(blob is None for blob in blobs):  # Redis has evicted an item
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]

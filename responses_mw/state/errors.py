@@ -31,7 +31,7 @@ class Missing(NotFound):
 
 
 class Deleted(Missing):
-    """The response was deleted while it was running."""
+    """The response was deleted before its run ended."""
 
 
 class NotChainable(BadRequest):
@@ -63,7 +63,7 @@ class OverQuota(APIError):
             f"You have reached your quota of {maximum} bytes of stored responses and conversations. Delete some, wait until "
             "they expire, or set 'store' to false."
         )
-        # Without this header, the official clients would retry at once, which does not help.
+        # Without this header, the official clients would retry immediately, which does not help.
         super().__init__(message, headers={"x-should-retry": "false"})
 
 

@@ -38,20 +38,15 @@ _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
     "state", *(f"queue_{name}" for name in ("reserve", "ready", "claim", "renew", "drop", "restore", "depth"))
 )
 
-MAX_ATTEMPTS = 3
-"""Maximum attempts for a job whose workers are lost, because the request itself may crash them."""
-# Maximum number of entries per read: of a log, of a compressed log, and of a log that is being compressed.
-PAGE, COMPRESSED_PAGE, PLAIN_PAGE = 100, 4, 500
-# Bytes of events after which a compressed chunk ends. A reader has a page of chunks in memory.
-CHUNK = 64 * 1024
-# Maximum size of a compressed log in bytes.
-COMPRESS_TO = 32 * 1024 * 1024
-# Seconds until the plain form of a compressed log expires.
-PLAIN_SECONDS = 60
-# Maximum number of logs to which one script call appends.
-TOGETHER = 200
-# The script's result for a damaged record or log.
-_DAMAGED = 2
+MAX_ATTEMPTS = 3  # maximum attempts for a job whose workers are lost, because the request itself may crash them
+PAGE = 100  # maximum number of entries that are read at a time from a log
+COMPRESSED_PAGE = 4  # the same for a compressed log
+PLAIN_PAGE = 500  # the same for a log that is being compressed
+CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends; a reader has a page of chunks in memory
+COMPRESS_TO = 32 * 1024 * 1024  # maximum size of a compressed log in bytes
+PLAIN_SECONDS = 60  # seconds until the plain form of a compressed log expires
+TOGETHER = 200  # maximum number of logs to which one script call appends
+_DAMAGED = 2  # the script's result for a damaged record or log
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -89,7 +84,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Charge the log of a running job, which has `size` bytes now, to the owner's quota. Raises OverQuota."""
+        """Charge the current `size` of a running job's log in bytes to the owner's quota. Raises OverQuota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
@@ -220,7 +215,7 @@ class Jobs:
 
 
 class Backlog(NamedTuple):
-    """The number of waiting `jobs`, and the `seconds` for which the oldest of them has waited."""
+    """The number of waiting `jobs`, and the `seconds` for which the oldest job has waited."""
 
     jobs: int
     seconds: float
@@ -247,7 +242,7 @@ class Queue:
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Add a waiting job that a failover or a change of `partitions` has removed. Return False if it is in the queue."""
+        """Add a waiting job that a failover or a change of `partitions` has removed. Return whether the job was missing."""
         return bool(await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner]))
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 CHAINABLE = ("completed", "incomplete")
 TOMBSTONE_SECONDS = 24 * 60 * 60
 """Lifetime of a deleted response's tombstone. A run that takes longer could store the response again."""
-LOG_TTL_SECONDS = 24 * 60 * 60
-"""Lifetime of a background response's event log after the response has ended."""
+LOG_TTL_SECONDS = 24 * 60 * 60  # lifetime of a background response's event log after the response has ended
 BASE = "0" * RANDOM_LENGTH
 """The owner of a turn that contains the items of a conversation instead of a response's input and output."""
 
@@ -133,7 +132,7 @@ class Responses:
     ) -> Chain:
         """Return the chain up to the response. Raises Missing if a turn or the required conversation was deleted."""
         seen: list[Item] = []
-        if "seen" in fields:  # the items of its conversation that preceded the response
+        if "seen" in fields:  # the conversation's items that preceded the response
             found = await self._conversations.until(address.tag, owner, int(fields["seen"]))
             if found is None and conversation_required:
                 raise Missing("Response", response_id)
@@ -166,7 +165,7 @@ class Responses:
 
         `document` is the complete response, whose id must contain the chain's tag. `items` are its input items with ids.
         `token` identifies the run, so that a repeated commit changes nothing. `last` is the final batch of a background
-        response's log. No quota applies to background responses, and no bounds if they have failed or were cancelled.
+        response's log. The quota does not apply to background responses, nor the bounds to failed or cancelled ones.
 
         Raises OverBound, OverQuota, Deleted if the response was deleted during the run, Fenced if another worker has taken over
         the response, and StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis answers.
@@ -224,8 +223,7 @@ class Responses:
             return await self._writer.write(write._replace(args=args, size=None if write.size is None else write.size + size))
 
         if (parent := chain.parent) is not None:
-            place = {"segment": parent.segment, "length": str(parent.length), "path": parent.path}
-            answer = await commit({"parent": {"random": parent.random, **place}})
+            answer = await commit({"parent": {**parent._asdict(), "length": str(parent.length)}})
             if answer != b"reroot":
                 return answer
         if chain.conversation is not None:  # the conversation stores the items too

@@ -168,7 +168,7 @@ _FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a t
 
 
 class _Zstandard(threading.local):
-    """Compressors and decompressors, which are slow to create and must not be shared by threads."""
+    """Compressors and decompressors. They are slow to create, and threads must not share them."""
 
     def __init__(self) -> None:
         # Level 1 gives smaller results than zlib in a quarter of the time.
@@ -193,7 +193,7 @@ def decompress(frame: bytes | memoryview) -> bytes:
 
 def _decompress(frame: bytes | memoryview, max_size: int, decompressor: Callable[[bytes | memoryview], bytes]) -> bytes:
     try:
-        if not 0 <= zstandard.frame_content_size(frame) <= max_size:  # no memory was allocated for the content yet
+        if not 0 <= zstandard.frame_content_size(frame) <= max_size:  # checked before memory is allocated
             raise ValueError("the frame states no size, or an impossible size")
         return decompressor(frame)
     except zstandard.ZstdError as error:
@@ -257,7 +257,7 @@ def json_size(blob: bytes, start: int = 0) -> int:
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode a turn: the input `items` and the `output` of the response whose id ends with `owner`."""
+    """Encode the turn of the response whose id ends with `owner`."""
     return owner.encode() + pack(turn_text(items, output))
 
 

@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
 """Fraction of maxmemory above which no new responses are stored. Responses in progress and deletions can use more."""
-MEMORY_INTERVAL = 5.0
-"""Minimum seconds between two queries of memory usage."""
+MEMORY_INTERVAL = 5.0  # minimum seconds between two queries of memory usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +95,7 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than `NEARLY_FULL` of its memory, so that no new responses should be stored.
-
-        The result is cached for `MEMORY_INTERVAL` seconds. Raises StateUnavailable.
-        """
+        """Return whether Redis uses more than `NEARLY_FULL` of its memory, or did in the last `MEMORY_INTERVAL` seconds."""
         now = time.monotonic()
         if now - self._memory_checked_at >= MEMORY_INTERVAL:
             self._memory_checked_at = now  # before the query, so that concurrent requests use the last result

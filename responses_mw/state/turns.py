@@ -22,17 +22,15 @@ from .values import Item, Pointer, Turn
 
 FORGOTTEN_AFTER = 600.0
 """Seconds without a read after which a conversation is evicted. It may contain turns that another process has deleted."""
-TURN_OVERHEAD = 2048
-"""Memory overhead of a turn, in bytes."""
-IDS_AT_ONCE = 100
-"""Maximum number of ids in one call of the script."""
+TURN_OVERHEAD = 2048  # memory overhead of a turn, in bytes
+IDS_AT_ONCE = 100  # maximum number of ids in one call of the script
 CALLS_AT_ONCE = 8
 """Maximum number of calls in one round trip. Each reads at most one turn."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """The cached turns of a conversation: the first turns of each of its segments."""
+    """The cached turns of a conversation, which are the first turns of each segment."""
 
     read_at: float = 0.0
     size: int = 0
@@ -40,20 +38,16 @@ class _Known:
 
 
 class Segments:
-    """Reads turns, and caches up to `recent_bytes` of them. The least recently read conversation is evicted first."""
+    """Reads turns, and caches up to `recent_bytes` of turns. The least recently read conversation is evicted first."""
 
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
         self._client = client
         self._max_bytes = recent_bytes
         self._size = 0
-        self._recent: dict[str, _Known] = {}
-        """Conversations by tag, with the most recently read one last."""
+        self._recent: dict[str, _Known] = {}  # conversations by tag, with the most recently read one last
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """Return all turns up to `pointer`, or an empty list if turns have been deleted or lost since `pointer` was read.
-
-        The caller must have read `pointer` from a record of the owner, and must not change the items.
-        """
+        """Return all turns up to `pointer`, which must not be changed, or an empty list if a turn was deleted or lost."""
         ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]

@@ -26,10 +26,9 @@ logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["streams", "background"]
 
-DAYS = 35  # for which daily usage is stored
+DAYS = 35  # lifetime of daily usage
 INTERVAL = 10.0
-BATCH = 500
-"""Maximum number of owners in one call of the script, which blocks Redis for a few milliseconds."""
+BATCH = 500  # maximum number of owners in one call of the script, which blocks Redis for a few milliseconds
 
 _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_renew", "usage_add")
 
@@ -83,8 +82,7 @@ class Ledger:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._batch: dict[str, OwnerUsage] = {}
-        """The last batch from `USAGE`, until Redis confirms that the batch was added."""
+        self._batch: dict[str, OwnerUsage] = {}  # the last batch from `USAGE`, until Redis confirms that the batch was added
         self._token = ""
 
     @asynccontextmanager

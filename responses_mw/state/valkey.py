@@ -63,7 +63,10 @@ async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> Asy
                 if not _is_kept(folder):
                     await asyncio.to_thread(_start_keeper, group, folder, data_dir)
                 await _ready(client, folder, lambda: _is_kept(folder))
-                client.shared_secret = _secret(folder)  # created by the first worker, under the lock
+                secret = folder / "secret"
+                if not secret.exists():
+                    secret.write_text(secrets.token_hex(32))
+                client.shared_secret = secret.read_text()
             yield client
 
 
@@ -181,10 +184,3 @@ def _start_keeper(group: int, folder: Path, data_dir: Path | None) -> None:
         command = [sys.executable, "-I", str(_KEEPER), str(group), str(folder), *_server_command(folder, data_dir)]
         silent = subprocess.DEVNULL
         subprocess.run(command, stdin=silent, stdout=silent, stderr=silent, pass_fds=lock, check=True)  # noqa: S603 (our own script)
-
-
-def _secret(folder: Path) -> str:
-    path = folder / "secret"
-    if not path.exists():
-        path.write_text(secrets.token_hex(32))
-    return path.read_text()

@@ -32,8 +32,7 @@ class StateOptions:
     partitions: int = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """The place of a stored response's history.
 
     random    random part of the response's id

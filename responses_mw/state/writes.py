@@ -24,14 +24,10 @@ logger = logging.getLogger(__name__)
 
 [_ACCOUNT] = load("state", "account")
 
-OVERHEAD = 2560
-"""Maximum overhead in bytes that the scripts charge for a response (lua/lib.lua)."""
-DOCUMENT = 1024
-"""Minimum difference in bytes between the JSON of a response and the JSON of its request."""
-UNSETTLED = 3_600_000
-"""Time to live of a reservation in milliseconds."""
-UNDONE_SECONDS = 3600
-"""Seconds for which a write that was given up may still reach Redis."""
+OVERHEAD = 2560  # maximum overhead in bytes that the scripts charge for a response (lua/lib.lua)
+DOCUMENT = 1024  # minimum difference in bytes between the JSON of a response and the JSON of its request
+UNSETTLED = 3_600_000  # time to live of a reservation in milliseconds
+UNDONE_SECONDS = 3600  # seconds for which a write that was given up may still reach Redis
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
@@ -66,15 +62,11 @@ class Quota:
             await self._charge(write.owner, entry, maximum=maximum)
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int], name: str = "") -> None:
-        """Update the owner's account from a script's report, which `report` in lua/lib.lua describes.
-
-        `tag` is prepended to the names of the objects. If the report does not contain `name`, the object was not written, and
-        its reservation is removed.
-        """
+        """Update the owner's account from a script's report (lua/lib.lua). `tag` is prepended to the names in the report."""
         if not self.is_set or not (report or name):
             return
         if name and name.encode() not in report:
-            report = [*(report or [0]), name.encode(), 0, 0]
+            report = [*(report or [0]), name.encode(), 0, 0]  # the object was not written, so remove its reservation
         when, *values = report
         entries: Args = []
         for of, size, ttl in zip(values[::3], values[1::3], values[2::3], strict=True):
@@ -173,8 +165,7 @@ class Writer:
     def undo(self, write: Write) -> None:
         """Undo a write as soon as Redis answers."""
         if len(self._pending) >= MAX_PENDING:
-            lost = next(iter(self._pending))
-            del self._pending[lost]
+            lost = self._pending.pop(next(iter(self._pending))).address
             logger.warning("the write of %s%s cannot be undone: it was given up, but may be stored", lost.tag, lost.random)
         self._pending[write.address] = write
         if self._task is None or self._task.done():
@@ -198,7 +189,7 @@ class Writer:
                 await self.quota.settle(write.owner, address.tag, report, write.name)
                 pause = MIN_PAUSE
             except Damaged:
-                continue  # the client has logged it
+                continue  # the client has logged the damage
             except StateUnavailable as error:
                 logger.debug("a write cannot be undone now: %s", error.message)
                 self._pending.setdefault(address, write)  # at the end, in case only this write fails
