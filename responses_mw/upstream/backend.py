@@ -99,7 +99,8 @@ class Backend(ABC):
         self._upstream = upstream
         self._sealer = sealer
         self._reasoning_is_open = open_reasoning
-        self._address = _address(settings.url)
+        url = urlsplit(settings.url or "")  # empty for an application in this process
+        self._address = url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
     @abstractmethod
     def builder(
@@ -202,11 +203,3 @@ class Backend(ABC):
     def _open_reasoning(self, owner: str, envelope: str) -> str | None:
         text = self._unseal(owner, envelope, REASONING)
         return text.decode() if text is not None else None
-
-
-def _address(url: str | None) -> tuple[str | None, int | None]:
-    """Return the upstream's host and port for spans."""
-    if url is None:  # an application in this process
-        return None, None
-    parts = urlsplit(url)
-    return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

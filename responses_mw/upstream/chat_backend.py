@@ -106,10 +106,7 @@ class ChatBackend(Backend):
         return await self._proof.holds(turn.model, turn.caller)
 
     async def count(self, turn: TurnRequest) -> int:
-        async def count(chat: ChatRequest) -> int:
-            return await count_tokens(self._upstream, chat, turn.caller)
-
-        return await self._fit(turn, count)
+        return await self._fit(turn, lambda chat: count_tokens(self._upstream, chat, turn.caller))
 
     async def check(self, turn: TurnRequest) -> None:
         await self._chat(turn, await self._upstream.dialect(turn.caller), self.items(turn))

@@ -31,37 +31,30 @@ from .prompts import count_input
 
 _NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
 
-_FORWARDED = (
-    "enable_response_messages",
-    "frequency_penalty",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning",
-    "safety_identifier",
-    "service_tier",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "truncation",
-    "user",
-)
-_UNSET: dict[str, Any] = {
+_FORWARDED: dict[str, Any] = {
     "enable_response_messages": False,
+    "frequency_penalty": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": None,
+    "presence_penalty": None,
+    "prompt_cache_key": None,
+    "prompt_cache_options": None,
+    "prompt_cache_retention": None,
     "reasoning": {},
+    "safety_identifier": None,
+    "service_tier": None,
+    "temperature": None,
     "text": {},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": None,
+    "top_p": None,
     "truncation": "disabled",
+    "user": None,
 }
+"""The forwarded parameters, with the values that need not be sent."""
 
 
 class ResponsesBackend(Backend):
@@ -147,9 +140,9 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
         "input": [_sent(item) for item in items if _says_something(item)],
         "store": False,
     }
-    for name in _FORWARDED:
+    for name, unset in _FORWARDED.items():
         value = getattr(request, name)
-        if value is not None and value != _UNSET.get(name):
+        if value is not None and value != unset:
             body[name] = value
     if request.include:
         body["include"] = sorted(request.include)
