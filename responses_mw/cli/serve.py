@@ -134,7 +134,7 @@ def _announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if the upstream has not answered, and so is not known."""
+    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
@@ -160,10 +160,12 @@ def _store(settings: Settings, *, has_state: bool) -> str:
 
 def _tools(settings: Settings) -> str:
     search = settings.search.provider
-    found = [f"MCP {', '.join(settings.tools.mcp_servers)}"] if settings.tools.mcp_servers else []
-    found += [f"web search ({search})"] if search != "none" else []
-    found += ["code interpreter"] if settings.tools.sandbox_url else []
-    return "; ".join(found) or "none"
+    tools = {
+        f"MCP {', '.join(settings.tools.mcp_servers)}": settings.tools.mcp_servers,
+        f"web search ({search})": search != "none",
+        "code interpreter": settings.tools.sandbox_url,
+    }
+    return "; ".join(name for name, is_set in tools.items() if is_set) or "none"
 
 
 def _keys(settings: Settings) -> str:
