@@ -24,8 +24,7 @@ from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNS
 
 logger = logging.getLogger("responses_mw.runs")
 
-WARNING_INTERVAL = 60.0
-"""Minimum number of seconds between two warnings about the same fault."""
+WARNING_INTERVAL = 60.0  # minimum number of seconds between two warnings about the same fault
 
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _FAULTS = frozenset({"failed", "interrupted"})
@@ -40,13 +39,11 @@ _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 class Failure:
     """The reason why a run failed or a request was refused. All fields are empty if neither happened."""
 
-    code: str = ""
-    """The error's code in the API, or its type if it has no code."""
+    code: str = ""  # the error's code in the API, or its type if it has no code
     kind: str = ""
     """The value of `error.type` in spans and metrics: the upstream's status if it caused the error, else the error's class."""
     upstream_status: int | None = None
-    message: str = ""
-    """The error's message, which may quote the request."""
+    message: str = ""  # the error's message, which may quote the request
 
     @classmethod
     def of(cls, error: Exception, code: str | None = None) -> Failure:
@@ -68,32 +65,24 @@ def kind_of_error(error: Exception) -> str:
 class RequestContext:
     """Facts about one HTTP request, WebSocket message or background job."""
 
-    route: str = ""
-    """Template of the path, or type of the WebSocket message."""
+    route: str = ""  # template of the path, or type of the WebSocket message
     request_id: str = ""
-    owner: str = ""
-    """The caller's owner id (see `auth`)."""
-    key: str = ""
-    """Name of the caller's API key."""
+    owner: str = ""  # the caller's owner id (see `auth`)
+    key: str = ""  # name of the caller's API key
     response_id: str = ""
     conversation: str = ""
     previous_response: str = ""
     model: str = ""
-    streams: bool | None = None
-    """Whether the client requested a stream. None if the request does not create a response."""
-    stores: bool = False
-    """Whether the response is stored. If not, its text must not be logged or added to spans."""
-    cache: str = ""
-    """The result of the cache lookup: `exact`, `semantic` or `miss`."""
+    streams: bool | None = None  # whether the client requested a stream. None if the request does not create a response
+    stores: bool = False  # whether the response is stored. If not, its text must not be logged or added to spans
+    cache: str = ""  # the result of the cache lookup: `exact`, `semantic` or `miss`
     cache_reason: str = ""
-    cache_status: str = ""
-    """Value of the response header `X-Responses-Cache`."""
+    cache_status: str = ""  # value of the response header `X-Responses-Cache`
     outcome: str = ""
     """The final status of the response, or another value that docs/observability.md lists, such as `refused` for a 4xx."""
     failure: Failure = _NO_FAILURE
     turns: int | None = None
-    continuations: int = 0
-    """How often the run was continued after its worker or its connection to the upstream was lost."""
+    continuations: int = 0  # how often the run was continued after its worker or its connection to the upstream was lost
     tool_calls: int = 0
     tool_errors: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -103,10 +92,8 @@ class RequestContext:
     When a stream's headers are sent, the time is known only if the upstream has answered within `upstream.status_grace`.
     """
     stored: bool | None = None
-    unstored: str = ""
-    """The reason why the response is not stored."""
-    has_left: bool = False
-    """Whether the client disconnected before the HTTP response was complete."""
+    unstored: str = ""  # the reason why the response is not stored
+    has_left: bool = False  # whether the client disconnected before the HTTP response was complete
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
 

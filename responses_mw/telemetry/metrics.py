@@ -186,8 +186,7 @@ prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", 
 
 # -- usage by owner: there are too many owners for labels ----------------------------------------------------------------
 
-MAX_OWNERS = 10_000
-"""Maximum number of owners whose usage is counted separately. Further owners are counted as `OTHERS`."""
+MAX_OWNERS = 10_000  # maximum number of owners whose usage is counted separately. Further owners are counted as `OTHERS`
 OTHERS = "_OTHER"
 
 

@@ -29,8 +29,7 @@ class ResponseOptions:
     think_tag: str | None = None
     single_call: bool = False
     """Whether only the first call of a turn is shown, because upstreams may ignore `parallel_tool_calls`."""
-    max_calls: int | None = None
-    """Maximum number of calls that the server executes."""
+    max_calls: int | None = None  # maximum number of calls that the server executes
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
@@ -50,16 +49,11 @@ class ResponseBuilder(ABC):
     """
 
     finish_reason: str | None = None
-    asked: Sequence[ToolCall] = ()
-    """The calls of the last turn that the server must execute."""
-    has_client_calls: bool = False
-    """Whether the last turn has calls that the client executes."""
-    has_left_out: bool = False
-    """Whether the last turn had more calls than `max_tool_calls` allows."""
-    sources: Sequence[Source] = ()
-    """The sources that the answer may cite."""
-    turn_begins_at: int = 0
-    """Number of items before the current turn."""
+    asked: Sequence[ToolCall] = ()  # the calls of the last turn that the server must execute
+    has_client_calls: bool = False  # whether the last turn has calls that the client executes
+    has_left_out: bool = False  # whether the last turn had more calls than `max_tool_calls` allows
+    sources: Sequence[Source] = ()  # the sources that the answer may cite
+    turn_begins_at: int = 0  # number of items before the current turn
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         """`document` is the newly created response. It is updated in place, and available as `response`."""
@@ -150,10 +144,9 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Expect an answer that continues `text`, which is the message so far.
+        """Expect an answer that continues `text`, the message so far. `usage` is the chat usage of `text`, or None if unknown.
 
-        If `is_trimmed`, the upstream does not see the white space at the end of `text`. `usage` is the chat usage of the answer
-        so far, or None if the usage is unknown.
+        If `is_trimmed`, the upstream does not see the white space at the end of `text`.
         """
         raise NotImplementedError
 

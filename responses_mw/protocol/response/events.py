@@ -24,14 +24,10 @@ class EventTarget:
     """The target of the events `<stem>.added`, `<stem>.delta` and `<stem>.done`: an item, a part or a text."""
 
     stem: str
-    item: str = ""
-    """Type of the item, or empty if items of several types have this target."""
-    member: str = ""
-    """Member that deltas extend, in the part or in an item without parts."""
-    holder: str = ""
-    """Member of the item that lists the parts."""
-    part: str = ""
-    """Type of the part, if the target is the text of a part."""
+    item: str = ""  # type of the item, or empty if items of several types have this target
+    member: str = ""  # member that deltas extend, in the part or in an item without parts
+    holder: str = ""  # member of the item that lists the parts
+    part: str = ""  # type of the part, if the target is the text of a part
 
     @cached_property
     def index(self) -> str:
@@ -90,8 +86,7 @@ class Event:
     """One event of a response's stream. An event and its data must not be changed after creation."""
 
     type: str
-    data: dict[str, Any]
-    """All members, including `type` and `sequence_number`."""
+    data: dict[str, Any]  # all members, including `type` and `sequence_number`
 
 
 class Emitter:

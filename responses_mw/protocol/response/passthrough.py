@@ -77,8 +77,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
         """For each item's place, the stems and part indices of the `done` events that its parts and texts still need."""
         self._ended_early: set[int] = set()
-        self._first = 0
-        """Place of the upstream's first item. Items that this server added precede it."""
+        self._first = 0  # place of the upstream's first item. Items that this server added precede it
         self._ending: Document | None = None
         self._status = ""
 

@@ -24,8 +24,7 @@ _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
 # Members with the results of calls that the server executed, by item type. Events contain these members only on request.
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
 
-MIN_REPEATED = 8
-"""Minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer."""
+MIN_REPEATED = 8  # minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer
 MAX_CHANCE = 64
 """Maximum number of characters that the beginnings of a continuation and of the answer may have in common by chance."""
 
@@ -115,8 +114,7 @@ class LogReplay(OutputReplay):
         super().__init__([])
         self.next_number = 0
         self.size = 0  # in bytes
-        self.runs = False
-        """Whether the server may have executed the call that was added last."""
+        self.runs = False  # whether the server may have executed the call that was added last
 
     def read(self, frames: bytes) -> None:
         """Apply the next events of the log, given as frames."""
@@ -186,12 +184,9 @@ class Phase(StrEnum):
 
     NOTHING = "nothing"
     REASONING = "reasoning"
-    CALL = "call"
-    """A call that the server would execute."""
-    TEXT = "text"
-    """One message with one text, perhaps followed by a call that the server would execute."""
-    FIXED = "fixed"
-    """Output that no other answer can continue: a call for the client, a refusal, several messages."""
+    CALL = "call"  # a call that the server would execute
+    TEXT = "text"  # one message with one text, perhaps followed by a call that the server would execute
+    FIXED = "fixed"  # output that no other answer can continue: a call for the client, a refusal, several messages
 
 
 def phase_of(items: Sequence[Item], served: Item | None) -> Phase:

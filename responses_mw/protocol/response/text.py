@@ -179,8 +179,7 @@ _MARKERS = re.compile(
 )
 _AFTER_URL = ".,;:!?'\"*_~`)]}|"
 _DIGITS = re.compile(r"\d+")
-_MAX_NUMBER = 2**31
-"""Maximum number of a source. Later sources have larger numbers, and JSON integers are limited."""
+_MAX_NUMBER = 2**31  # maximum number of a source. Later sources have larger numbers, and JSON integers are limited
 NOTHING_FOUND = "The search found nothing. Other words may find more."
 _HEADING = (
     "Search results. Cite those that you use, by number as in [1] or by a Markdown link to the URL. "
