@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MAX_MODELS = 1000
+"""Maximum number of models in each cache."""
 _UNCOUNTED = frozenset(
     {"enable_response_messages", "frequency_penalty", "include", "max_output_tokens", "max_tool_calls", "presence_penalty"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"}
@@ -176,7 +178,7 @@ class ContextWindow:
         if stated is None or not len(Truncation(items)):
             return None
         length = int(stated[1])
-        self._lengths[refused["model"]] = (time.monotonic() + _LENGTH_TTL, length)
+        self._remember(refused["model"], length)
         if await self._can_count(refused, caller):
             again = await self._cut(items, chat_of, length, caller)
         else:
@@ -198,8 +200,13 @@ class ContextWindow:
             logger.debug("could not read the context length of %s from the upstream: %s", model, error.message)
             return None
         length = stated if type(stated) is int and stated > 0 else length
-        self._lengths[model] = (time.monotonic() + _LENGTH_TTL, length)
+        self._remember(model, length)
         return length
+
+    def _remember(self, model: str, length: int | None) -> None:
+        if len(self._lengths) >= _MAX_MODELS:  # clients choose the names
+            self._lengths.clear()
+        self._lengths[model] = (time.monotonic() + _LENGTH_TTL, length)
 
 
 def _answer_of(chat: ChatRequest) -> int:
@@ -233,8 +240,6 @@ def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> lis
 
 _REFUSAL_TTL = 300.0
 """Seconds for which a negative result for a model is cached."""
-_MAX_MODELS = 1000
-"""Maximum number of models whose results are cached."""
 _EXTRA_TOKENS = 16
 """Number of tokens to decode before the text, because the text may begin within a token."""
 _SAMPLE = "One two three"

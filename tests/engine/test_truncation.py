@@ -147,6 +147,22 @@ async def test_absurd_numbers_in_a_refusal_are_still_a_refusal(before: Callable[
     assert caught.value.code == "context_length_exceeded"
 
 
+async def test_the_lengths_of_only_so_many_models_are_cached(
+    before: Callable[[Counting], Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.upstream.prompts._MAX_MODELS", 2)
+    server = Counting("vllm", "/tokenize", length=LENGTH)
+    client = before(server).client
+
+    async def listed(model: str) -> int:
+        """How often the models were listed for a request."""
+        count = len(server.bodies("/v1/models"))
+        await client.responses.create(model=model, input="Hi", truncation="auto")
+        return len(server.bodies("/v1/models")) - count
+
+    assert [await listed(model) > 0 for model in ("a", "b", "a", "c", "a")] == [True, True, False, True, True]
+
+
 class Odd(Counting):
     """A server whose page at `path` has another form than documented."""
 
