@@ -86,7 +86,7 @@ class Cache:
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
     ) -> Key | Uncacheable:
-        """Call `key_of` for this deployment. A request that is not cacheable is counted as a miss."""
+        """Return the result of `key_of` for this deployment. If the request is not cacheable, count a miss."""
         key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
         if isinstance(key, Uncacheable):
             _report_miss(key)
@@ -228,7 +228,7 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
-        """Cache the answer in a finished `document` if `texts_of` finds it cacheable. Return whether it was cached.
+        """Store the answer in a finished `document` if `texts_of` allows it. Return whether the answer was stored.
 
         Call this before the response is stored, so that deleting the response also removes the entry.
         """

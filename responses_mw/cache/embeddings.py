@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = Mapping[str, str] | None
 Scope: TypeAlias = MutableMapping[str, Any] | None
-Embedding: TypeAlias = "asyncio.Task[Vector | None]"  # a task that computes a vector. Its result is None if the embedding fails
+Embedding: TypeAlias = "asyncio.Task[Vector | None]"  # computes a vector, or None if the embedding fails
 
 _PATH = "/v1/embeddings"
 VERSION = 1

@@ -234,7 +234,7 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
     """Encode `entry`, and seal it if all replicas share the sealer's keys."""
     data = orjson.dumps(entry)
     if sealer.is_shared:
-        return b"S" + sealer.seal(data, purpose=_purpose(entry.key), owner=entry.owner).encode()
+        return b"S" + sealer.seal(data, purpose=f"cache {entry.key}", owner=entry.owner).encode()
     return b"C" + data
 
 
@@ -244,7 +244,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     Raises `ValueError` if the record is damaged, was sealed with another key, or belongs to another entry or version.
     """
     if blob[:1] == b"S":
-        data = sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
+        data = sealer.open(blob[1:].decode(), purpose=f"cache {exact}", owner=owner)
     elif blob[:1] == b"C" and not sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
         data = blob[1:]
     else:
@@ -253,7 +253,3 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
         raise ValueError("the record belongs to another entry or version")
     return entry
-
-
-def _purpose(exact: str) -> str:
-    return f"cache {exact}"

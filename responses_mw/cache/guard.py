@@ -33,7 +33,7 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the guard compares of a text, as salted hashes of words. If a text is not `plain`, only `whole` is compared."""
+    """Properties of a text, as salted hashes of words. If a text is not `plain`, the guard compares only `whole`."""
 
     whole: str
     plain: bool

@@ -273,7 +273,7 @@ def article(kind: str, words: Sequence[Word]) -> str:
 
 
 def _frames(texts: list[str]) -> tuple[str, int, int]:
-    """Return the kind of the question, and the positions where the question begins and ends between its frames and thanks."""
+    """Return the kind of the question, and the positions of its first word and of its end, without frames and thanks."""
     end = len(texts) - next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
     if end < len(texts) and texts[end - 1 : end] == [","]:
         end -= 1

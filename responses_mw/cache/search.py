@@ -85,7 +85,7 @@ class Scan:
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
-        """Return the similarity of the nearest entry in memory, unless the similarity is below `floor`."""
+        """Return the similarity of the nearest entry in memory if the similarity is at least `floor`."""
         partition = self._partitions.get((key.partition, self._space_of(vector)))
         near = partition.vectors.nearest(vector, floor, 1, _now()) if partition is not None else []
         return near[0][1] if near else None

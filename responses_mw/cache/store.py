@@ -181,7 +181,7 @@ class Entries:
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End the flight of `token` without an answer. For `mark` seconds, mark the key as not cacheable, so nobody waits."""
+        """End the flight of `token` without an answer. For `mark` seconds, no request waits for an answer to this key."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 
     async def _fly(self, key: Key, token: str, action: str, seconds: float) -> Any:
@@ -190,7 +190,7 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record that `owner` may have entries, so that a purge of all owners finds them. Redis is called once a minute.
+        """Record, at most once a minute, that `owner` may have entries, so that a purge of all owners includes `owner`.
 
         Call this before an answer is computed or stored.
         """

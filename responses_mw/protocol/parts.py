@@ -35,7 +35,7 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
-    """Convert the output of a call to a tool message, which holds only text, and to other parts for a user message after it.
+    """Convert the output of a call to a tool message with its text, and to the other parts for the next user message.
 
     Raises `BadRequest` for an invalid file, and for a part that the dialect does not support.
     """

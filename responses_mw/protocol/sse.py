@@ -62,7 +62,7 @@ class SSEDecoder:
         return [payload for block in blocks if (payload := _payload(block))]
 
     def flush(self) -> list[bytes]:
-        """Return the data of an unterminated frame at the end of the stream, if there is one."""
+        """Return the data of an unterminated frame at the end of the stream, if any."""
         payload = _payload(self._take_pending(b""))
         return [payload] if payload else []
 
@@ -126,10 +126,10 @@ def encode(events: Iterable[Event]) -> bytes:
 
 
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the data of the events in `frames`, which `encode` has made."""
+    """Decode frames made by `encode`. Return an iterator over the data of the events."""
     return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)
 
 
 def skip(frames: bytes, count: int) -> bytes:
-    """Remove the first `count` frames from `frames`, which `encode` has made."""
+    """Return `frames`, made by `encode`, without the first `count` frames."""
     return b"\n\n".join(frames.split(b"\n\n")[count:])

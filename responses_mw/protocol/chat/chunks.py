@@ -13,7 +13,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` for anything but a list of objects."""
+    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` unless all choices are objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -62,7 +62,7 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that a strict decoder refused, and `join` its texts. Raises `ValueError` for other errors than halves."""
+        """Decode JSON that a strict decoder refused, and `join` its texts. Raises `ValueError` for any other error."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
@@ -86,7 +86,7 @@ class SurrogateHalves:
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield the texts that a later chunk or event may continue: a key for the text in the stream, its holder and its member."""
+    """Yield a key, the holder and the member of each text that a later chunk or event may continue."""
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -176,7 +176,7 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """Return the position of the string after `name` in `data`, or 0 unless `name` occurs exactly once and has a string."""
+    """Return the position of the string after `name` in `data`, or 0 if there is no string or `name` occurs twice."""
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0

@@ -216,7 +216,8 @@ class _MessageBuilder:
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
         where, first = self._path(call.position), self._answered_call(call.call_id)
-        if first is not None and _same_call(first, call.item):  # some clients resend calls that are already in the history
+        # Some clients resend calls that are already in the history.
+        if first is not None and _identity(first) == _identity(call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
             why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
             raise BadRequest(f"Duplicate item found with {shown}: {why}", param=where, code="duplicate_item")
@@ -245,8 +246,8 @@ class _MessageBuilder:
         return self._items[min(calls)] if calls else None
 
 
-def _same_call(one: Item, other: Item) -> bool:
-    return one["type"] == other["type"] and one.get("name") == other.get("name") and arguments_of(one) == arguments_of(other)
+def _identity(call: Item) -> tuple[str, str | None, str]:
+    return call["type"], call.get("name"), arguments_of(call)
 
 
 def _words(item: Item) -> str:

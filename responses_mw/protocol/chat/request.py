@@ -35,7 +35,7 @@ class Prefill:
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Whether a grammar may constrain the answer, which then cannot be continued, because the grammar would start over."""
+    """Whether a grammar may constrain the answer. The grammar of a continued answer would start over."""
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
@@ -105,7 +105,7 @@ def _deduct(body: ChatRequest, prefill: Prefill) -> None:
 
 
 def _template_arguments(body: ChatRequest, **defaults: Any) -> dict[str, Any]:
-    """Return the client's arguments for the chat template, and the `defaults` that the client has not set."""
+    """Return the chat template's arguments: the `defaults`, overridden by the client's arguments."""
     given = body.get("chat_template_kwargs")
     return {**defaults, **(given if isinstance(given, dict) else {})}
 

@@ -19,7 +19,7 @@ from ..types import Item
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks as possible so that the remaining items fit, or all droppable blocks if nothing fits.
+    """Drop the minimum number of the oldest blocks so that the remaining items fit. If nothing fits, drop all droppable blocks.
 
     `fits` must be monotonic: if a list of items fits, the list without further blocks fits as well.
     """

@@ -203,7 +203,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` for the first field that `parse` would pass on unchanged. The message suggests a known name."""
+    """Raise `BadRequest` for the first field that `parse` would pass on unchanged. The message suggests a similar name."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]

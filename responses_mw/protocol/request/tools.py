@@ -32,7 +32,7 @@ NOT_SERVED = frozenset(
 
 
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
-    """Raise `BadRequest` if `tools` and input `items`, both unchecked, define more than `maximum` tools and namespaces."""
+    """Raise `BadRequest` if the unchecked `tools` and `items` define more than `maximum` tools and namespaces."""
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
     if number > maximum:
@@ -107,7 +107,7 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key shared by a tool's definitions, whose `members` are in their `CallForm`, and by the items of its calls."""
+    """Return the key of a tool. `members` are the members of a call's item of type `kind`, or of the tool's `CallForm`."""
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
 
@@ -133,7 +133,7 @@ def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """Describe the tools that a search found to the model. `names` returns the name of the function for a call."""
+    """Return a description of found tools for the model. `names` returns the name of the function for a call."""
     lines = []
     for one in _functions(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})
@@ -184,7 +184,7 @@ def history_name(item: Item) -> str:
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function that maps a call to its tool's name in `functions`, by default to the call's `history_name`."""
+    """Return a function that maps a call to its function's name in `functions`, or else to the call's `history_name`."""
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 
