@@ -6,14 +6,4 @@ from .entry import Uncacheable
 from .policy import Hit, Miss, Policy
 from .store import Entries
 
-__all__ = [
-    "Cache",
-    "Embeddings",
-    "Entries",
-    "Hit",
-    "Miss",
-    "NoEmbedding",
-    "Policy",
-    "Uncacheable",
-    "explain",
-]
+__all__ = ["Cache", "Embeddings", "Entries", "Hit", "Miss", "NoEmbedding", "Policy", "Uncacheable", "explain"]

@@ -100,19 +100,12 @@ class Cache:
     # -- lookup ---------------------------------------------------------------------------------------------------
 
     async def lookup(
-        self,
-        key: Key,
-        policy: Policy,
-        gate: Gate,
-        *,
-        streamed: bool = False,
-        headers: Headers = None,
-        scope: Scope = None,
+        self, key: Key, policy: Policy, gate: Gate, *, streamed: bool = False, headers: Headers = None, scope: Scope = None
     ) -> Hit | Miss:
         """Await `gate`, then look up the answer to the request with this `key`. Raises the errors of `gate`.
 
         If an equal request is computing the answer, wait for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if `streamed`.
-        `headers` and `scope` are passed to the embeddings server. After a miss, the answer must be computed within `flight`.
+        `headers` and `scope` are used for the embedding. After a miss, the answer must be computed within `flight`.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
