@@ -35,7 +35,10 @@ class OpenText:
         """Add a piece of text and emit it as a delta. `logprobs` are the chat chunk's log probabilities, if requested."""
         self.pieces.append(text)
         if logprobs and self.kind is OUTPUT_TEXT:
-            tokens = _response_logprobs(logprobs)
+            tokens = [
+                {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
+                for entry in _entries(logprobs)
+            ]
             self.part["logprobs"] += tokens
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
         else:
@@ -74,7 +77,8 @@ class ThinkingSplitter:
             self._thinking = not self._thinking
             begin = end + len(tag)
         rest = whole[begin:]
-        kept = _overlap(rest, tag)
+        # The longest end of the text that may begin a tag.
+        kept = next((length for length in range(min(len(rest), len(tag) - 1), 0, -1) if rest.endswith(tag[:length])), 0)
         pieces.append(self._piece(rest[: len(rest) - kept], begin))
         self._held = rest[len(rest) - kept :]
         self._read += len(whole) - kept
@@ -100,11 +104,6 @@ class ThinkingSplitter:
             if end > start:
                 content.append(entry)
         return self._thinking, text, {"content": content} if content and not self._thinking else None
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `tag`."""
-    return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:length])), 0)
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
@@ -140,14 +139,6 @@ def hide_logprobs(items: list[Item]) -> None:
             if isinstance(part, dict) and isinstance(part.get("logprobs"), list):
                 kept = logprobs_of(part.get("text"), {"content": part["logprobs"]}, after=thoughts)
                 part["logprobs"] = kept["content"] if kept else []
-
-
-def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """Convert `choice.logprobs` to the form of the Responses API."""
-    return [
-        {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
-        for entry in _entries(logprobs)
-    ]
 
 
 def _entries(holder: Any, name: str = "content") -> list[dict[str, Any]]:
