@@ -22,6 +22,7 @@ APIError                        an HTTP status and the error body that OpenAI do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -38,6 +39,7 @@ class APIError(Exception):
     status: int = 500
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
+    default_headers: ClassVar[Mapping[str, str]] = {}
     upstream_status: int | None = None
     """The upstream's HTTP status, or the status in its stream, if the upstream caused the error."""
 
@@ -53,7 +55,7 @@ class APIError(Exception):
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
-        self.headers = headers or {}
+        self.headers = {**self.default_headers, **(headers or {})}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body of the HTTP response."""
@@ -98,16 +100,12 @@ class MethodNotAllowed(_RequestError):
 class RequestTimeout(_RequestError):
     status = 408
     default_code = "request_timeout"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"connection": "close"})  # where the next request would start is unknown
+    default_headers: ClassVar = {"connection": "close"}  # where the next request would start is unknown
 
 
 class Conflict(_RequestError):
     status = 409
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message, param=param, code=code, headers={"retry-after": "1"})
+    default_headers: ClassVar = {"retry-after": "1"}
 
 
 class UpgradeRequired(_RequestError):

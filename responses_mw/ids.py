@@ -34,11 +34,6 @@ new_tag = random_part
 """Return the tag of a new history or conversation."""
 
 
-def mint(prefix: str) -> str:
-    """Return an id without a tag, such as `call_3b9f...`."""
-    return f"{prefix}_{random_part()}"
-
-
 class RunIds:
     """The id of a run's `response`, and a generator of the ids of its items."""
 

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
@@ -23,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
+from ..threads import in_background
 from ..upstream.errors import from_transport
 from .http_responses import ErrorResponse, cancel_on_disconnect
 from .requests import next_message
@@ -86,16 +86,21 @@ class ReverseProxy:
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
-        exchange = _Exchange()
+        response = None
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_watch, receive, body, group.cancel_scope)
-                await self._relay(exchange, request, scope, receive, send)
-                group.cancel_scope.cancel()
-        except asyncio.CancelledError:
-            await _end_cancelled(exchange, scope, receive, send)
-        if exchange.failure is not None:
-            raise UpstreamError(f"The upstream closed the connection before its response was complete: {exchange.failure!r}")
+            with anyio.CancelScope() as exchange:
+                async with in_background(_watch(receive, body, exchange)):
+                    response = await self._open(request)
+                    await _forward(response, send)
+        except APIError as error:
+            if response is not None:
+                raise
+            await ErrorResponse(error)(scope, receive, send)
+        except asyncio.CancelledError:  # the server is shutting down
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()  # uvicorn would log the cancellation with a traceback and send a 500
+            if response is None:
+                await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
     def _check(self, scope: Scope, path: bytes) -> None:
         """Raise `MethodNotAllowed`, `NotFound` or `BadRequest` if the request may not be forwarded."""
@@ -124,31 +129,15 @@ class ReverseProxy:
         body = _RequestBody(first, receive, framing)
         return body if first.get("more_body", False) else await anext(body)
 
-    async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request and forward the response. If the response is interrupted, set `exchange.failure`."""
+    async def _open(self, request: httpx.Request) -> httpx.Response:
+        """Send the request, and return the response without its body. Raises `APIError` if there is no response."""
         try:
-            response = await self._client.send(request, stream=True, follow_redirects=False)
-        except APIError as error:  # raised by the request's body
-            await ErrorResponse(error)(scope, receive, send)
-            return
+            return await self._client.send(request, stream=True, follow_redirects=False)
         except httpx.TransportError as error:
             logger.warning("no answer from the upstream to %s %s: %r", request.method, request.url.path, error)
             if isinstance(error, httpx.LocalProtocolError):
-                answer: APIError = BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE)
-            else:
-                answer = from_transport(error)
-            await ErrorResponse(answer)(scope, receive, send)
-            return
-        exchange.has_started = True
-        try:
-            await _send_response(response, send)
-        except (httpx.TransportError, APIError) as error:
-            exchange.failure = error
-            return
-        finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                raise BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE) from error
+            raise from_transport(error) from error
 
     def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
         query = scope["query_string"]
@@ -178,14 +167,6 @@ class ReverseProxy:
         finally:
             await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """Whether a response has started, and the error that interrupted the response."""
-
-    has_started: bool = False
-    failure: httpx.TransportError | APIError | None = None
 
 
 class _RequestBody(httpx.AsyncByteStream):
@@ -273,24 +254,22 @@ def _request_headers(scope: Scope) -> Headers:
     return kept + [(name, value) for name, value in forwarded.items() if value and name not in dict(kept)]
 
 
-async def _send_response(response: httpx.Response, send: Send) -> None:
-    """Send the status, the headers and the chunks of the body, but not the end of the body."""
+async def _forward(response: httpx.Response, send: Send) -> None:
+    """Forward the response to the client. Raises `UpstreamError` if the upstream's response is interrupted."""
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
         # A 304 may announce the length of the equivalent 200, although its own body is empty.
         headers = [(name, value) for name, value in headers if name != b"content-length"]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    async for chunk in response.aiter_raw():
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-    """End the exchange of a server that is shutting down, with a 503 if the response has not started."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()  # uvicorn would log the cancellation with a traceback and send a 500
-    if not exchange.has_started:
-        await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
+    try:
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        async for chunk in response.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except (httpx.TransportError, APIError) as error:
+        raise UpstreamError(f"The upstream closed the connection before its response was complete: {error!r}") from error
+    finally:
+        with anyio.CancelScope(shield=True):
+            await response.aclose()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..ids import mint
+from ..ids import random_part
 from . import SandboxSettings
 from .jail.isolation import LEVELS, LIMITS, Isolation
 from .jail.launch import MAX_FILES, Plan
@@ -119,7 +119,7 @@ class Containers:
         settings = self._settings
         if memory_bytes is not None and memory_bytes < settings.memory_bytes:
             settings = settings.model_copy(update={"memory_bytes": memory_bytes})
-        container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation, owner)
+        container = Container(f"cntr_{random_part()}", await self._free_slot(), settings, self.isolation, owner)
         self._live[container.id] = container
         try:
             await container.start()
