@@ -37,11 +37,7 @@ class BodyFraming(NamedTuple):
 
 
 def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
-    """Return the framing that `headers` announce.
-
-    Raises `InvalidFraming` if there is more than one Content-Length or Transfer-Encoding, if the length is malformed, or if the
-    coding is not `chunked`.
-    """
+    """Return the framing that `headers` announce. Raises `InvalidFraming` if they are ambiguous, malformed or unsupported."""
     fields = [(name.lower(), value) for name, value in headers]
     lengths = [value for name, value in fields if name == b"content-length"]
     codings = [value for name, value in fields if name == b"transfer-encoding"]

@@ -43,9 +43,9 @@ _REFUSAL = ErrorResponse(
 
 
 class APIKeyMiddleware:
-    """ASGI middleware that passes requests with a valid API key to `app`, and refuses requests without one.
+    """ASGI middleware that refuses requests without a valid API key.
 
-    The API key is removed from the request, so it is never sent to the upstream. Its name is added to the ASGI scope.
+    The API key is removed from the request, so that it is never sent to the upstream. Its name is added to the ASGI scope.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
@@ -105,10 +105,10 @@ def _host(origin: str) -> str | None:
 class RateLimits:
     """The limits of each owner's rate of requests, open streams and unfinished background responses.
 
-    Redis counts for all replicas. If Redis is unavailable, all requests are accepted, and a metric counts the unchecked
-    requests. If `usage` is None, nothing is limited. The `gate` is awaited before anything is counted.
+    The counts are in Redis, so that a limit applies to all replicas together. If Redis is unavailable, requests are accepted
+    without checks. If `usage` is None, nothing is limited.
 
-    `request`, `stream` and `background` raise `RateLimited` if the owner is over a limit, and the errors of the gate.
+    `request`, `stream` and `background` await the `gate` before they count. They raise `RateLimited` and the gate's errors.
     """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
@@ -159,10 +159,7 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Count the background response that is created in the `with` block, unless the block raises an exception.
-
-        The response is counted until it ends, but for at most an hour.
-        """
+        """Count the background response that is created in the `with` block until it ends, but for at most an hour."""
         is_counted = await self._enter("background", owner, response_id, gate)
         try:
             yield
@@ -232,12 +229,11 @@ def limits_of(scope: Mapping[str, Any] | None) -> RateLimits:
 
 @asynccontextmanager
 async def admitted(scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
-    """Create the span and the access line of one response on the WebSocket with this ASGI `scope`, and count it as a request.
+    """Create the span and the access line of one response on a WebSocket, verify the caller and count a request.
 
-    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` if the owner is over
-    the limit, and the errors of `verify`.
+    Raises `RateLimited` if the owner is over the limit, and the errors of `verify`.
     """
     with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
-        await verify(caller)
+        await verify(caller)  # the credential may have expired since the upgrade
         await limits_of(scope).request(scope, caller.owner, partial(verify, caller))
         yield

@@ -105,16 +105,13 @@ class Admin:
         return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
     async def _ready(self, query: list[tuple[str, str]]) -> Response:
-        """Run all checks. Respond with a 503, so that load balancers skip the replica, if a required check fails.
-
-        An outage of Redis or of the upstream affects all replicas, so only `?require=redis,upstream` makes these checks
-        required. However, if this process has never reached Redis, Redis is required, because its URL may be wrong.
-        """
+        """Run all checks. Respond with a 503, so that load balancers skip the replica, if a required check fails."""
         required = {name for _, value in query for name in value.split(",")}
         if any(name != "require" for name, _ in query) or not required <= self._checks.keys():
             return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
         found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
         self._reached.update(name for name, finding in found.items() if not finding.fault)
+        # An outage of Redis or the upstream affects all replicas. Redis is required until reached, as its URL may be wrong.
         shared = {"upstream", *(name for name, finding in found.items() if finding.away and name in self._reached)}
         ready = not any(finding.fault and (name in required or name not in shared) for name, finding in found.items())
         results = {name: finding.fault or "ok" for name, finding in found.items()}
@@ -225,10 +222,9 @@ async def _measure_lag() -> None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port, if it is configured, until the context exits.
+    """Serve the admin port, if it is configured, and record periodic metrics, if they are exported, until the context exits.
 
-    Periodic metrics are recorded if the admin port or OpenTelemetry exports them. Raises `StartupError` if the port cannot be
-    opened.
+    Raises `StartupError` if the port cannot be opened.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():

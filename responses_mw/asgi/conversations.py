@@ -31,14 +31,13 @@ MAX_NEW_ITEMS = 20
 
 @dataclass(eq=False)
 class ConversationRoutes:
-    """The endpoints of the Conversations API. `state` is None if the server has no stored state."""
+    """The endpoints that `routes.py` lists. `state` is None if the server has no stored state."""
 
     upstream: Upstream
     state: State | None
     reader: Reader
 
     async def create(self, request: Request) -> ASGIApp:
-        """`POST /v1/conversations`"""
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
@@ -48,12 +47,10 @@ class ConversationRoutes:
         return JSONResponse(_shown(conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        """`GET /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
     async def update(self, request: Request) -> ASGIApp:
-        """`POST /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         # The official client sends null to remove all metadata. A missing member is probably a mistake, so it is refused.
         body, _ = await self._body(request, "metadata", required="metadata")
@@ -61,13 +58,11 @@ class ConversationRoutes:
         return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))
 
     async def delete(self, request: Request) -> ASGIApp:
-        """`DELETE /v1/conversations/{conversation_id}`"""
         state, caller = await self._verified(request)
         await state.conversations.delete(_id(request), caller.owner)
         return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
     async def create_items(self, request: Request) -> ASGIApp:
-        """`POST /v1/conversations/{conversation_id}/items`"""
         include = included(request)
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items")
@@ -80,20 +75,17 @@ class ConversationRoutes:
         return JSONResponse(listed(Page(items, has_more=False), include))
 
     async def items(self, request: Request) -> ASGIApp:
-        """`GET /v1/conversations/{conversation_id}/items`"""
         include, page = included(request), paging(request)
         state, caller = await self._verified(request)
         return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
     async def item(self, request: Request) -> ASGIApp:
-        """`GET /v1/conversations/{conversation_id}/items/{item_id}`"""
         include = included(request)
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
-        """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`, whose response is the conversation."""
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
         return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
@@ -115,10 +107,7 @@ class ConversationRoutes:
         return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
-        """Return the members of the body that are not null, and the body's size in bytes.
-
-        Raises `BadRequest` if the body has a member that is not in `names`, or lacks the member `required`, which may be null.
-        """
+        """Return the members that are not null, and the body's size. Only `names` are accepted. `required` may be null."""
         sent, size = await self.reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")
         for name in body.keys() - names:

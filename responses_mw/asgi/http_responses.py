@@ -46,10 +46,9 @@ class JSONResponse(responses.JSONResponse):
 
 
 class ErrorResponse(JSONResponse):
-    """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade that is refused.
+    """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade.
 
-    A refused upgrade is recorded like an HTTP request. If the ASGI server does not support the extension
-    `websocket.http.response`, the client gets a 403 without a body.
+    If the ASGI server does not support the extension `websocket.http.response`, a refused upgrade gets a 403 without a body.
     """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:

@@ -98,10 +98,7 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of a foreground run, or the events of the response that has already been created with the key.
-
-        `batches` are the events of the run, which starts only if the key is unused. Raises the errors of `earlier`.
-        """
+        """Yield the events in `batches`, or of the response that has been created with the key. Raises like `earlier`."""
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
@@ -131,10 +128,7 @@ class OnceOnly:
                 raise
 
     async def name(self, response_id: str) -> None:
-        """Record the id of a background response that is about to be created.
-
-        Raises `Conflict` if the lease has expired and another request has reserved the key.
-        """
+        """Record the id of a background response before its creation. Raises `Conflict` if the key has been lost."""
         if not await self.reservation.name(response_id):
             message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")

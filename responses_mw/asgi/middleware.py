@@ -87,13 +87,10 @@ class Dispatcher:
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, or None if the wrapped `app` serves the path.
-
-        `root_path` is removed, because some hosts include it in the path.
-        """
+        """Return the path from `/v1` on, or None if the wrapped `app` serves the path."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
-        if root and path.startswith(root + "/"):
+        if root and path.startswith(root + "/"):  # some hosts include `root_path` in the path
             path = path[len(root) :]
         if not path.startswith(self._server.base_path):
             return None
@@ -103,10 +100,7 @@ class Dispatcher:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the lifespan to the wrapped `app`. The application is opened before `app` starts and closed after `app` stops.
-
-        The worker starts when `app` has started, and stops before `app` receives the shutdown message.
-        """
+        """Pass the lifespan to `app`. The application is open before `app` starts, and the worker runs while `app` runs."""
 
         async def receive_and_open() -> Message:
             message = await receive()

@@ -114,10 +114,7 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return a body in one ASGI message as bytes, a longer body as a stream, or None if the client has disconnected.
-
-        Raises `BadRequest` if the framing is invalid or the body does not match its `Content-Length`, and `RequestTimeout`.
-        """
+        """Return a body in one ASGI message as bytes, a longer body as a stream, or None if the client has disconnected."""
         try:
             framing = body_framing(scope["headers"])
         except InvalidFraming as error:
@@ -172,7 +169,6 @@ class ReverseProxy:
 class _RequestBody(httpx.AsyncByteStream):
     """A request body, which is read from the client as fast as the upstream accepts it.
 
-    `over` is set after the client's last message. `aborted` is true if the client disconnected before the end of the body.
     Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout`.
     """
 
@@ -182,7 +178,7 @@ class _RequestBody(httpx.AsyncByteStream):
         self._left = framing.length
         self.framing = framing
         self.over = anyio.Event()
-        self.aborted = False
+        self.aborted = False  # whether the client disconnected before the end of the body
 
     def __aiter__(self) -> _RequestBody:
         return self
@@ -235,10 +231,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """Return the headers to forward, with the client's address appended to `X-Forwarded-For`.
-
-    `X-Forwarded-Proto`, `-Host` and `-Port` are added unless a proxy in front of the server has set them.
-    """
+    """Return the headers to forward, with the client's address, and with the other `X-Forwarded-*` headers if missing."""
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
     client, server = scope.get("client"), scope.get("server")

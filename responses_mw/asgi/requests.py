@@ -106,10 +106,7 @@ class Reader:
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller, and record its owner and API key in the current `RequestContext`.
-
-        Raises the errors of `owner_in`.
-        """
+        """Return the caller, and annotate the request with its owner. Raises the errors of `owner_in`."""
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:
             if raw in self._forwarded:

@@ -43,7 +43,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
 
 @dataclass(eq=False)
 class ResponseRoutes:
-    """The endpoints of the Responses API. `state` and `jobs` are None if the server has no stored state."""
+    """The endpoints that `routes.py` lists. `state` and `jobs` are None if the server has no stored state."""
 
     runner: Runner
     upstream: Upstream
@@ -55,7 +55,6 @@ class ResponseRoutes:
     cache: Cache | None
 
     async def create(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses`"""
         body, parsed = await self.reader.read(request, self.reader.resolve_and_parse)
         caller = self.reader.caller(request)
         limits, gate = limits_of(request.scope), partial(self.upstream.verify, caller)
@@ -113,13 +112,12 @@ class ResponseRoutes:
         return document
 
     async def connect(self, request: Request) -> ASGIApp:
-        """`GET /v1/responses` over HTTP. Raises `UpgradeRequired` for an unsupported upgrade, or else `MethodNotAllowed`."""
+        """Refuse a `GET /v1/responses` over HTTP, or an upgrade that the ASGI server does not support."""
         if request.headers.get("upgrade", "").lower() == "websocket":
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        """`GET /v1/responses/{response_id}`"""
         include = included(request)
         streamed, after = flag(request, "stream"), _starting_after(request)
         flag(request, "include_obfuscation")  # accepted, but no padding is added
@@ -139,7 +137,6 @@ class ResponseRoutes:
         return LogStreamResponse(jobs.follow(stored.document, after=after), self.settings)
 
     async def delete(self, request: Request) -> ASGIApp:
-        """`DELETE /v1/responses/{response_id}`"""
         _, jobs, caller, response_id = await self._stored(request)
         if self.cache is not None:  # before the response is deleted, so that the client can retry if this fails
             await self.cache.entries.forget(caller.owner, response_id)
@@ -147,19 +144,17 @@ class ResponseRoutes:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses/{response_id}/cancel`"""
         _, jobs, caller, response_id = await self._stored(request)
         return JSONResponse(whole(await jobs.cancel(response_id, caller.owner)))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """`GET /v1/responses/{response_id}/input_items`"""
         include, page, before = included(request), paging(request), request.query_params.get("before")
         state, _, caller, response_id = await self._stored(request)
         items = await state.responses.input_items(response_id, caller.owner, before=before, **page)
         return JSONResponse(listed(items, include))
 
     async def compact(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses/compact`. Nothing is stored."""
+        """Compact a history. Nothing is stored."""
         parsed = await self.reader.read(request, lambda body, size: self.reader.parse(create_body(body), size))
         caller = self.reader.caller(request)
         await limits_of(request.scope).request(request.scope, caller.owner, partial(self.upstream.verify, caller))
@@ -172,7 +167,7 @@ class ResponseRoutes:
         return RunJSONResponse(events(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
-        """`POST /v1/responses/input_tokens`, which counts the input tokens that `create` would send to the model."""
+        """Count the input tokens that `create` would send to the model."""
         parsed = await self.reader.read(request, self._parse_counted)
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)  # some upstreams tokenize without a credential

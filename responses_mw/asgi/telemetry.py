@@ -133,10 +133,9 @@ class _Answer:
 
 @contextmanager
 def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
-    """Record a span and an access log line, but no HTTP metrics, for one request on a WebSocket.
+    """Record a span and an access log line, but no HTTP metrics, for a WebSocket message of type `kind`.
 
-    `kind` is the type of the WebSocket message. `headers` are the connection's headers, with names in lower case. `key` is the
-    name of the caller's API key.
+    `headers` are the connection's headers, with names in lower case. `key` is the name of the caller's API key.
     """
     request = RequestContext(f"websocket {kind}", _request_id(), owner, key)
     started = time.perf_counter()

@@ -96,11 +96,7 @@ class WebSockets:
             ).run()
 
     async def _verified(self, scope: Scope) -> Caller:
-        """Return the verified caller.
-
-        Raises `Forbidden` for a foreign origin, `RateLimited` or `Unavailable` if too many connections are open, and the errors
-        of `Reader.caller` and `Upstream.verify`.
-        """
+        """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
         self.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
@@ -213,10 +209,7 @@ class WebSocketConnection:
             await self._send_error(error, lane)
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
-        """Start the response, or queue the request if a response is running in its lane.
-
-        Raises `RateLimited` if the connection or the owner has reached a limit, and the error in `_refusal`.
-        """
+        """Start the response, or queue the request if a response is running in its lane."""
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)

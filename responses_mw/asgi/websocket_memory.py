@@ -88,7 +88,7 @@ class Share:
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known` until it is evicted.
+        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known` until the eviction.
 
         The owner's least recently used responses are evicted to make room. If `chain` cannot fit, nothing is stored or evicted.
         """
