@@ -15,7 +15,7 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .asgi.access import APIKeyMiddleware, RateLimitMiddleware, RateLimits
+from .asgi.access import APIKeyMiddleware, RateLimits
 from .asgi.admin import checks, open_admin
 from .asgi.middleware import Application, Dispatcher
 from .asgi.proxy import PassablePaths, ReverseProxy
@@ -257,8 +257,8 @@ async def open_application(
             is_working = jobs.is_working if worker is not None else None
         readiness = checks(upstream, state, is_working, runner.drain, is_listening)
         await stack.enter_async_context(open_admin(settings.server, readiness, state))
-        routes = Routes(runner, upstream, state, jobs, settings, cache)
-        yield Application(_around(routes, limits, settings), runner.drain, jobs, upstream)
+        routes = Routes(runner, upstream, state, jobs, settings, cache, limits)
+        yield Application(_around(routes, settings), runner.drain, jobs, upstream)
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
@@ -268,9 +268,7 @@ def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any
     return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
 
 
-def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
-    if limits.are_set:
-        routes = RateLimitMiddleware(routes, limits)
+def _around(routes: ASGIApp, settings: Settings) -> ASGIApp:
     keys = APIKeys.of(settings.auth)
     if keys is not None:
         routes = APIKeyMiddleware(routes, keys)

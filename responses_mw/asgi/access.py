@@ -6,10 +6,9 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -35,8 +34,8 @@ _COUNTED: dict[Kind, tuple[str, float, int]] = {
     "background": ("unfinished background responses", 3600.0, 5),
 }
 """The name in error messages, the time to live in seconds, and the number of seconds after which to retry."""
-_LIMITS, _STREAMS = "responses_mw.limits", "responses_mw.streams"
-"""Keys in an ASGI scope. Their values are the limits, and the owner and the name of each stream counted for the request."""
+_STREAM = "responses_mw.stream"
+"""The key in an ASGI scope under which the owner and the name of a counted stream are stored."""
 _REFUSAL = ErrorResponse(
     Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )
@@ -144,18 +143,19 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
-        """Count an open stream until the request with this `scope` has ended."""
-        name = random_part()
-        if await self._enter("streams", owner, name, gate):
-            scope[_STREAMS].append((owner, name))
+        """Count an open stream until `end_stream` is called with the same `scope`."""
+        if self._maximums["streams"] and await self._enter("streams", owner, name := random_part(), gate):
+            scope[_STREAM] = owner, name
             self._open[owner].add(name)
 
-    async def end_stream(self, owner: str, name: str) -> None:
-        """Remove the stream `name` from the owner's open streams."""
-        self._open[owner].discard(name)
-        if not self._open[owner]:
-            del self._open[owner]
-        await self._leave("streams", owner, name)
+    async def end_stream(self, scope: Scope) -> None:
+        """Remove the stream of the request with this `scope`, if it was counted, from the owner's open streams."""
+        if _STREAM in scope:
+            owner, name = scope[_STREAM]
+            self._open[owner].discard(name)
+            if not self._open[owner]:
+                del self._open[owner]
+            await self._leave("streams", owner, name)
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
@@ -201,39 +201,13 @@ class RateLimits:
                 with suppress(StateUnavailable):
                     await self._usage.renew("streams", names, _STREAM_EXPIRY)
 
+    @asynccontextmanager
+    async def admitted(self, scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
+        """Create the span and the access line of one response on a WebSocket, verify the caller and count a request.
 
-_UNLIMITED = RateLimits(None, LimitSettings())
-
-
-class RateLimitMiddleware:
-    """ASGI middleware that provides `limits` to `limits_of`, and removes a request's streams when the request ends."""
-
-    def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_LIMITS], scope[_STREAMS] = self._limits, []
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            for owner, name in scope[_STREAMS]:
-                await self._limits.end_stream(owner, name)
-
-
-def limits_of(scope: Mapping[str, Any] | None) -> RateLimits:
-    """Return the limits for the request with this ASGI `scope`. Without `RateLimitMiddleware`, nothing is limited."""
-    limits: RateLimits = (scope or {}).get(_LIMITS, _UNLIMITED)
-    return limits
-
-
-@asynccontextmanager
-async def admitted(scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
-    """Create the span and the access line of one response on a WebSocket, verify the caller and count a request.
-
-    Raises `RateLimited` if the owner is over the limit, and the errors of `verify`.
-    """
-    with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
-        await verify(caller)  # the credential may have expired since the upgrade
-        await limits_of(scope).request(scope, caller.owner, partial(verify, caller))
-        yield
+        Raises `RateLimited` if the owner is over the limit, and the errors of `verify`.
+        """
+        with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
+            await verify(caller)  # the credential may have expired since the upgrade
+            await self.request(scope, caller.owner, partial(verify, caller))
+            yield

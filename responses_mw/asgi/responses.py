@@ -29,7 +29,7 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry.context import annotate, current_request
 from ..upstream import Caller, Upstream
-from .access import limits_of
+from .access import RateLimits
 from .http_responses import EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, once
 from .requests import Reader, flag, included, listed, number, paging, shown
@@ -50,6 +50,7 @@ class ResponseRoutes:
     state: State | None
     jobs: JobService | None
     reader: Reader
+    limits: RateLimits
     settings: ServerSettings
     caching: CacheSettings
     cache: Cache | None
@@ -57,10 +58,10 @@ class ResponseRoutes:
     async def create(self, request: Request) -> ASGIApp:
         body, parsed = await self.reader.read(request, self.reader.resolve_and_parse)
         caller = self.reader.caller(request)
-        limits, gate = limits_of(request.scope), partial(self.upstream.verify, caller)
-        await limits.request(request.scope, caller.owner, gate)
+        gate = partial(self.upstream.verify, caller)
+        await self.limits.request(request.scope, caller.owner, gate)
         if parsed.stream:
-            await limits.stream(request.scope, caller.owner, gate)
+            await self.limits.stream(request.scope, caller.owner, gate)
         for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self.runner.not_offered(parsed))):
             if names:
                 add_headers(request.scope, {header: _listed_names(names)})
@@ -103,7 +104,7 @@ class ResponseRoutes:
         run = await self.runner.prepare(parsed, caller)
         await self.runner.check(run)
         response_id = run.document["id"]
-        async with limits_of(caller.scope).background(response_id, caller.owner, gate):
+        async with self.limits.background(response_id, caller.owner, gate):
             if guard is not None:
                 await guard.name(response_id)
             document = await jobs.create(run, body, gate)
@@ -133,7 +134,7 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        await limits_of(request.scope).stream(request.scope, caller.owner, partial(self.upstream.verify, caller))
+        await self.limits.stream(request.scope, caller.owner, partial(self.upstream.verify, caller))
         return LogStreamResponse(jobs.follow(stored.document, after=after), self.settings)
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -157,7 +158,7 @@ class ResponseRoutes:
         """Compact a history. Nothing is stored."""
         parsed = await self.reader.read(request, lambda body, size: self.reader.parse(create_body(body), size))
         caller = self.reader.caller(request)
-        await limits_of(request.scope).request(request.scope, caller.owner, partial(self.upstream.verify, caller))
+        await self.limits.request(request.scope, caller.owner, partial(self.upstream.verify, caller))
 
         async def events() -> AsyncGenerator[list[Event], None]:
             compacted = await self.runner.compact(parsed, caller)

@@ -30,7 +30,7 @@ from ..state import State
 from ..telemetry.context import annotate
 from ..upstream import Upstream
 from ..version import VERSION
-from .access import Origins
+from .access import Origins, RateLimits
 from .conversations import MAX_NEW_ITEMS, ConversationRoutes
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
 from .requests import DEFAULT_LIMIT, HOST_SCOPE, MAX_LIMIT, Reader
@@ -145,6 +145,7 @@ class Routes:
         jobs: JobService | None,
         settings: Settings,
         cache: Cache | None,
+        limits: RateLimits,
     ) -> None:
         server, caching = settings.server, settings.cache
         refuses_unknown, prompts = server.unknown_fields == "refuse", Prompts(server.prompts_dir)
@@ -153,15 +154,15 @@ class Routes:
         )
         origins = Origins(server.cors_origins)
         websockets = WebSockets(
-            runner, upstream, state, reader, origins, server, settings.limits, caching, settings.state.required
+            runner, upstream, state, reader, origins, limits, server, settings.limits, caching, settings.state.required
         )
-        responses = ResponseRoutes(runner, upstream, state, jobs, reader, server, caching, cache)
+        responses = ResponseRoutes(runner, upstream, state, jobs, reader, limits, server, caching, cache)
         conversations = ConversationRoutes(upstream, state, reader)
         routes: list[BaseRoute] = []
         for owner, operations in ((responses, _RESPONSES), (conversations, _CONVERSATIONS)):
             for path, methods in operations.items():
                 endpoints = {method: partial(one.endpoint, owner) for method, one in methods.items()}
-                routes.append(Route(path, _Resource(path, endpoints, origins, runner.drain)))
+                routes.append(Route(path, _Resource(path, endpoints, origins, limits, runner.drain)))
         routes.append(WebSocketRoute("/v1/responses", websockets))
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
@@ -177,6 +178,7 @@ class _Resource:
     path: str
     endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]
     origins: Origins
+    limits: RateLimits
     drain: Drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,6 +195,8 @@ class _Resource:
             if self.drain.is_over and is_unanswered:
                 await ErrorResponse(self.drain.error())(scope, receive, send)
             raise
+        finally:
+            await self.limits.end_stream(scope)
 
     async def _respond(self, request: Request) -> ASGIApp:
         method = request.method

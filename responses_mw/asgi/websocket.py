@@ -37,7 +37,7 @@ from ..settings import CacheSettings, LimitSettings, ServerSettings
 from ..state import State
 from ..threads import by_size
 from ..upstream import Caller, Upstream
-from .access import Origins, admitted
+from .access import Origins, RateLimits
 from .http_responses import ErrorResponse
 from .requests import HOST_SCOPE, Reader
 from .websocket_memory import ConnectionHistory, Memory, Share
@@ -65,6 +65,7 @@ class WebSockets:
     state: State | None
     reader: Reader
     origins: Origins
+    rate_limits: RateLimits
     server: ServerSettings
     limits: LimitSettings
     caching: CacheSettings
@@ -87,7 +88,7 @@ class WebSockets:
                 ConnectionHistory(self.state, share, required=self.storage_required),
                 share,
                 self.reader.parse,
-                partial(admitted, scope, self.upstream.verify),
+                partial(self.rate_limits.admitted, scope, self.upstream.verify),
                 caller,
                 self.caching,
                 self.limits.max_request_bytes,
