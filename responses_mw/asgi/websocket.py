@@ -135,7 +135,7 @@ class WebSocketConnection:
     parse: Callable[[Any, int], CreateResponse]
     """`Reader.parse`"""
     admission: Callable[[Caller], AbstractAsyncContextManager[None]]
-    """Return the context manager of one response. Entering the context raises `APIError` if the request is not admitted."""
+    """Return a context manager for one response. Entering the context raises `APIError` if the request is not admitted."""
     caller: Caller
     caching: CacheSettings
     max_frame_bytes: int
@@ -146,55 +146,57 @@ class WebSocketConnection:
     _refusal: APIError | None = None
     """The error for further requests, or None while requests are accepted."""
     _idle: anyio.Event = field(default_factory=anyio.Event)
+    _group: TaskGroup = field(init=False)
 
     async def run(self) -> None:
         """Serve requests until the connection is closed. A disconnect by the client cancels all runs."""
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._wind_up_with_server, group)
+                self._group = group
+                group.start_soon(self._wind_up_with_server)
                 with anyio.move_on_after(MAX_LIFETIME) as time:
-                    await self._read(group)
+                    await self._read()
                 if time.cancelled_caught:
                     limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
                     message = f"{limit} Create a new WebSocket connection to continue."
                     error = BadRequest(message, code="websocket_connection_limit_reached")
-                    group.start_soon(self._wind_up, group, _GOING_AWAY, error)
-                    await self._read(group)
+                    group.start_soon(self._wind_up, _GOING_AWAY, error)
+                    await self._read()
                 group.cancel_scope.cancel()
         finally:
             self.history.close()
             for create in chain.from_iterable(self._lanes.values()):
                 self.share.leave(create.size)
 
-    async def _wind_up_with_server(self, group: TaskGroup) -> None:
+    async def _wind_up_with_server(self) -> None:
         drain = self.runner.drain
         await drain.begun.wait()
-        await self._wind_up(group, _SERVICE_RESTART, drain.error())
+        await self._wind_up(_SERVICE_RESTART, drain.error())
 
-    async def _wind_up(self, group: TaskGroup, code: int, error: APIError) -> None:
+    async def _wind_up(self, code: int, error: APIError) -> None:
         """Refuse further requests with `error`, and close the connection with `code` when all responses have ended."""
         self._refusal = error
         if self._lanes:
             await self._idle.wait()
-        await self._close(group, code, error)
+        await self._close(code, error)
 
-    async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
+    async def _close(self, code: int, error: APIError) -> None:
         try:
             await self._send_error(error, None)
             await self.send({"type": "websocket.close", "code": code})
         except OSError:
             logger.debug("the client disconnected")
-        group.cancel_scope.cancel()
+        self._group.cancel_scope.cancel()
 
     # -- frames ---------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, group: TaskGroup) -> None:
+    async def _read(self) -> None:
         """Process frames until the client disconnects."""
         with suppress(OSError):
             while (message := await self.receive())["type"] != "websocket.disconnect":
-                await self._process(message, group)
+                await self._process(message)
 
-    async def _process(self, message: Message, group: TaskGroup) -> None:
+    async def _process(self, message: Message) -> None:
         text, lane = message.get("text"), None
         data = message.get("bytes") or b"" if text is None else text.encode()
         try:
@@ -205,11 +207,11 @@ class WebSocketConnection:
             if checks.one_of(frame["type"], "type", {_CREATE, _STEER}) == _STEER:
                 await self._send_data(_steer_failed(frame), lane)
             else:
-                self._begin(_create(frame, lane, len(data)), group)
+                self._begin(_create(frame, lane, len(data)))
         except APIError as error:
             await self._send_error(error, lane)
 
-    def _begin(self, create: Create, group: TaskGroup) -> None:
+    def _begin(self, create: Create) -> None:
         """Start the response, or queue the request if a response is running in its lane."""
         if self._refusal is not None:
             raise self._refusal
@@ -218,7 +220,7 @@ class WebSocketConnection:
             if len(self._lanes) >= MAX_LANES:
                 raise RateLimited(f"The connection already has {MAX_LANES} responses in progress.")
             self._lanes[create.lane] = deque()
-            group.start_soon(self._serve, create, group)
+            self._group.start_soon(self._serve, create)
         elif sum(map(len, self._lanes.values())) >= MAX_WAITING:
             raise RateLimited("Too many requests are waiting on the connection.")
         else:
@@ -227,19 +229,19 @@ class WebSocketConnection:
 
     # -- responses ------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, first: Create, group: TaskGroup) -> None:
+    async def _serve(self, first: Create) -> None:
         """Respond to `first` and to the waiting requests of its lane, and remove the lane."""
         lane = self._lanes[first.lane]
-        await self._respond(first, group)
+        await self._respond(first)
         while lane:
             create = lane.popleft()
             self.share.leave(create.size)
-            await self._respond(create, group)
+            await self._respond(create)
         del self._lanes[first.lane]
         if self._refusal is not None and not self._lanes:
             self._idle.set()
 
-    async def _respond(self, create: Create, group: TaskGroup) -> None:
+    async def _respond(self, create: Create) -> None:
         """Send the events of one response, or an error if the request is not admitted or its response cannot start."""
         caller = self.caller.again()
         try:
@@ -250,10 +252,10 @@ class WebSocketConnection:
                 await self._send_error(error, create.lane)
         except OSError:
             logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
-            group.cancel_scope.cancel()
+            self._group.cancel_scope.cancel()
         except Exception:  # close the connection, because otherwise the client would wait forever
             logger.exception("a response on a WebSocket failed")
-            await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
+            await self._close(_BROKEN, APIError("The server had an error while processing your request."))
 
     async def _run(self, create: Create, caller: Caller) -> None:
         """Send the events of an admitted request. If its response fails, evict the previous response from memory."""
