@@ -98,7 +98,7 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events in `batches`, or of the response that has been created with the key. Raises like `earlier`."""
+        """Yield the events in `batches`, or those of the response created with the key. Raises the errors of `earlier`."""
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:

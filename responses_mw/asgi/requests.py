@@ -20,7 +20,7 @@ from ..protocol.request.checks import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
 from ..protocol.response import document
 from ..protocol.types import Item, Part
-from ..settings import AuthSettings, LimitSettings
+from ..settings import AuthSettings, LimitSettings, ServerSettings
 from ..state import Page
 from ..telemetry.context import annotate
 from ..threads import by_size
@@ -78,21 +78,15 @@ class Reader:
     """Reader of the callers and the bodies of requests."""
 
     def __init__(
-        self,
-        limits: LimitSettings,
-        auth: AuthSettings,
-        forward_headers: Iterable[str],
-        prompts: Prompts,
-        *,
-        refuses_unknown: bool,
+        self, limits: LimitSettings, auth: AuthSettings, server: ServerSettings, forward_headers: Iterable[str]
     ) -> None:
         """`forward_headers` are the names of the headers that are forwarded to the upstream in addition to `authorization`."""
         self._auth = auth
         self._max_bytes = limits.max_request_bytes
         self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
         self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
-        self._prompts = prompts
-        self._refuses_unknown = refuses_unknown
+        self._prompts = Prompts(server.prompts_dir)
+        self._refuses_unknown = server.unknown_fields == "refuse"
 
     def parse(self, body: Any, size: int) -> CreateResponse:
         """Return the request in a decoded body of `size` bytes. Raises `BadRequest` if the body is invalid."""

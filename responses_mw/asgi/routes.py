@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
-from ..engine.prompt_templates import Prompts
 from ..engine.run import Drain
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
@@ -148,10 +147,7 @@ class Routes:
         limits: RateLimits,
     ) -> None:
         server, caching = settings.server, settings.cache
-        refuses_unknown, prompts = server.unknown_fields == "refuse", Prompts(server.prompts_dir)
-        reader = Reader(
-            settings.limits, settings.auth, settings.upstream.forward_headers, prompts, refuses_unknown=refuses_unknown
-        )
+        reader = Reader(settings.limits, settings.auth, server, settings.upstream.forward_headers)
         origins = Origins(server.cors_origins)
         websockets = WebSockets(
             runner, upstream, state, reader, origins, limits, server, settings.limits, caching, settings.state.required
