@@ -196,9 +196,9 @@ class _RequestBody(httpx.AsyncByteStream):
         chunk: bytes = message.get("body", b"")
         if self._left is not None:
             self._left -= len(chunk)
-            if self._left < 0 or (self._left and not more):
-                fault = "The length of the request body does not match its Content-Length."
-                raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
+        if self._left is not None and (self._left < 0 or (self._left and not more)):
+            fault = "The length of the request body does not match its Content-Length."
+            raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
         return chunk
 
 
@@ -250,8 +250,7 @@ def _request_headers(scope: Scope) -> Headers:
 async def _forward(response: httpx.Response, send: Send) -> None:
     """Forward the response to the client. Raises `UpstreamError` if the upstream's response is interrupted."""
     headers = _end_to_end(response.headers.raw)
-    if response.status_code in {204, 304}:
-        # A 304 may announce the length of the equivalent 200, although its own body is empty.
+    if response.status_code in {204, 304}:  # a 304 may announce the length of the equivalent 200
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     try:
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
@@ -299,13 +298,11 @@ class PassablePaths:
 
 
 def check_path(path: bytes) -> None:
-    """Raise `BadRequest` if some servers may resolve `path` to a different path.
-
-    Segments `.` and `..` are refused even if they are percent-encoded, delimited by backslashes or followed by parameters.
-    """
+    """Raise `BadRequest` if some servers may resolve `path` to a different path."""
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")
     for _ in range(_MAX_DECODINGS):
+        # Some servers split paths at backslashes too, and some ignore what follows a semicolon in a segment.
         segments = (segment.partition(b";")[0] for segment in _SEPARATORS.split(path))
         if any(segment in (b".", b"..") for segment in segments) or _CONTROLS.search(path):
             raise BadRequest("The path contains control characters, or a segment '.' or '..'.", code="invalid_path")
