@@ -44,12 +44,7 @@ class APIError(Exception):
     """The upstream's HTTP status, or the status in its stream, if the upstream caused the error."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
+        self, message: str, *, param: str | None = None, code: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         super().__init__(message)
         self.message = message

@@ -153,7 +153,7 @@ async def next_message(receive: Receive) -> Message:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the query parameters of a page of items, by default the newest 20. Raises `BadRequest` if one is invalid."""
+    """Return the query parameters of a list request. Raises `BadRequest` if `order` or `limit` is invalid."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
@@ -202,7 +202,7 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return `item` as the API returns it: without members to include on request, and with content parts in standard form."""
+    """Return `item` as the API returns it, with complete content parts, and with optional members only if in `include`."""
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)

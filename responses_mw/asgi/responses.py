@@ -139,7 +139,7 @@ class ResponseRoutes:
 
     async def delete(self, request: Request) -> ASGIApp:
         _, jobs, caller, response_id = await self._stored(request)
-        if self.cache is not None:  # before the response is deleted, so that the client can retry if this fails
+        if self.cache is not None:  # before the response is deleted, so that the client can retry a failed request
             await self.cache.entries.forget(caller.owner, response_id)
         await jobs.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
