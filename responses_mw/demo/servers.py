@@ -108,11 +108,10 @@ def _served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run `responses-mw serve` with `settings` as environment variables.
+    """Run `responses-mw serve` with `settings` as environment variables. If `port` is 0, use any free port.
 
-    The server uses any free port if `port` is 0, or if `port` is None and 8080 is in use.
-
-    Raises `ServerFailed` if the server exits early or does not start within 30 s.
+    If `port` is None, use 8080 or, if 8080 is in use, any free port. Raises `ServerFailed` if the server exits early or is not
+    ready within 30 s.
     """
     port = _first_free(host, 8080) if port is None else port
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]

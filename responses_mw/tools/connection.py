@@ -56,7 +56,7 @@ class MCPConnection:
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools in the format of an `mcp_list_tools` item, with `annotations` if the tools have any.
+        """Return the server's tools in the format of an `mcp_list_tools` item.
 
         Raises `Unauthorized` if the server refuses the caller's credentials, `BadRequest` if the server's address is not
         permitted, and otherwise `UpstreamError` with the status 424. The messages contain the server's label.

@@ -233,9 +233,5 @@ async def _quietly(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def _is_loggable(_: logging.LogRecord) -> bool:
-    return not _quiet.get()
-
-
 for _name in _LOGGERS:
-    logging.getLogger(_name).addFilter(_is_loggable)
+    logging.getLogger(_name).addFilter(lambda _: not _quiet.get())

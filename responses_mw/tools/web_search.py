@@ -137,20 +137,17 @@ class WebSearch(ServerTool):
         """Return the results with their numbers, and with texts of at most `maximum` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
-            number = self._number(hit)
+            title = " ".join(hit.title.split())[:_MAX_TITLE] or hit.url
+            number = self._numbers.get(hit.url)
+            if number is None:
+                self._last += 1
+                number = self._last
+                if hit.url:
+                    self._numbers[hit.url] = number
+                    self.sources.append({"number": number, "url": hit.url, "title": title})
             excerpt = hit.text if len(hit.text) <= maximum else hit.text[:maximum].rstrip() + " ..."
-            result = {"number": number, "url": hit.url, "title": _title(hit), "snippet": excerpt}
-            results.setdefault(number, result)
+            results.setdefault(number, {"number": number, "url": hit.url, "title": title, "snippet": excerpt})
         return list(results.values())
-
-    def _number(self, hit: SearchHit) -> int:
-        if hit.url in self._numbers:
-            return self._numbers[hit.url]
-        self._last += 1
-        if hit.url:
-            self._numbers[hit.url] = self._last
-            self.sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
-        return self._last
 
 
 def _options(tool: Tool) -> dict[str, Any]:
@@ -182,10 +179,6 @@ def _is_usable(hit: SearchHit, query: Query) -> bool:
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
     return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)
-
-
-def _title(hit: SearchHit) -> str:
-    return " ".join(hit.title.split())[:_MAX_TITLE] or hit.url
 
 
 def _failure(message: str, action: dict[str, Any]) -> ToolResult:

@@ -106,7 +106,10 @@ def _run_code(plan: Plan) -> None:
     own_user = plan["uid"] is not None
     directory = plan["directory"] or isolation.WORKING_DIRECTORY
     os.chdir(directory)
-    _prepare(directory, plan["packages"])
+    os.environ.clear()
+    os.environ.update(HOME=directory, PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", USER="sandbox")
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + plan["packages"]
+    sys.argv[:] = [""]
     isolation.limit(plan["limits"], own_count=own_user or plan["namespaces"], own_user=own_user)
     isolation.drop_privileges(plan["uid"])
     if plan["landlock"]:
@@ -184,14 +187,6 @@ def _reap_orphans(code: int) -> None:
 # -- the notebook --------------------------------------------------------------------------------------------------------
 
 
-def _prepare(directory: str, packages: list[str]) -> None:
-    os.environ.clear()
-    os.environ.update(HOME=directory, PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", USER="sandbox")
-    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + packages
-    sys.argv[:] = [""]
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # normally set by the site module
-
-
 def _serve(channel: int, directory: str, output_bytes: int) -> None:
     os.set_inheritable(channel, False)
     process = os.getpid()
@@ -222,6 +217,7 @@ class _Notebook:
     def __init__(self, output_bytes: int) -> None:
         self._output_bytes = output_bytes
         self._cells = 0
+        builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # normally set by the site module
         self._module = ModuleType("__main__")  # pickle looks here for the classes of cells
         self._module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self._module
