@@ -52,9 +52,6 @@ class Failure:
         return cls(code or error.code or error.type, kind_of_error(error), error.upstream_status, error.message)
 
 
-_NO_FAILURE = Failure()
-
-
 def kind_of_error(error: Exception) -> str:
     """Return the upstream's status if the upstream caused `error`, or else the name of the error's class."""
     status = error.upstream_status if isinstance(error, APIError) else None
@@ -80,7 +77,7 @@ class RequestContext:
     cache_status: str = ""  # value of the response header `X-Responses-Cache`
     outcome: str = ""
     """The final status of the response, or another value that docs/observability.md lists, such as `refused` for a 4xx."""
-    failure: Failure = _NO_FAILURE
+    failure: Failure = Failure()
     turns: int | None = None
     continuations: int = 0  # how often the run was continued after its worker or its connection to the upstream was lost
     tool_calls: int = 0
@@ -300,7 +297,7 @@ def report_continuation(
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
     """Log and count a job whose end was recorded by a process other than its worker, with the error if the job failed."""
-    failure = Failure(code, kind or code) if code else _NO_FAILURE
+    failure = Failure(code, kind or code) if code else Failure()
     request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
     report_failure(request)
