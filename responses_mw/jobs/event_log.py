@@ -177,7 +177,10 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
-    """Finalize a job with the output in its log, as cancelled unless there is an `error`. Return and raise as `write_end`."""
+    """Finalize a job with the output in its log, as `failed` if there is an `error`, otherwise as `cancelled`.
+
+    Return the job's document. Raises the same errors as `write_end`.
+    """
     output = await read_log(state, job)
     output.cut()
     status = "failed" if error else "cancelled"

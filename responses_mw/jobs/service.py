@@ -130,7 +130,7 @@ class JobService:
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete a response, and first cancel it if it is queued or running. Raises the same errors as `cancel`."""
+        """Delete a response. A queued or running response is first cancelled. Raises `Missing` and `Unavailable`."""
         with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:
@@ -150,8 +150,6 @@ class JobService:
                 await write_end(self._state, taken)
             except (Deleted, Fenced):
                 logger.debug("response %s was finalized by another process", response_id)
-
-    # -- the tasks of this process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start serving followers."""

@@ -87,8 +87,6 @@ class Worker:
         self._is_stopping = True
         self._change.set()
 
-    # -- claiming ----------------------------------------------------------------------------------------------------
-
     async def _claim(self) -> None:
         loop, pause = asyncio.get_running_loop(), min(POLL, self._lease / 3)
         look = loop.time()
@@ -213,8 +211,6 @@ class Worker:
                 report_failure(request, **facts)
                 log_facts(logger, f"job {job.response_id} ends", {**request.facts(), **facts})
 
-    # -- leases ------------------------------------------------------------------------------------------------------
-
     async def _watch(self) -> None:
         """Stop runs whose leases are about to expire."""
         loop, pause = asyncio.get_running_loop(), self._lease / 15
@@ -251,8 +247,6 @@ class Worker:
             else:
                 claimed.stop(LOST)
         await self._state.queue.renew([claimed.job.response_id for claimed in held], self._lease)
-
-    # -- stopping ----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
         """Return jobs without output to the queue, and wait for the other jobs. After the timeout, stop these jobs too."""

@@ -92,10 +92,8 @@ class Client:
 
     @property
     def away_for(self) -> float:
-        """Seconds since the first failure after the last success; 0 while Redis answers."""
+        """Seconds since the first failure after the last success, or 0 while Redis answers."""
         return time.monotonic() - self._away_since if self._away_since else 0.0
-
-    # -- commands ----------------------------------------------------------------------------------------------------
 
     async def command(self, *words: Value) -> Any:
         return (await self.pipeline([words]))[0]
@@ -146,8 +144,6 @@ class Client:
             if isinstance(reply, Exception) and not _is_damage(reply):
                 raise reply
         return replies
-
-    # -- round trips and their failures --------------------------------------------------------------------------------
 
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
@@ -225,7 +221,7 @@ class Client:
         """In a cluster, look up the channels' nodes again, so that `node_of` returns the current nodes."""
 
     def subscriber(self, node: str) -> Redis:
-        """Return a new client for subscriptions to channels of `node`. The caller must close it."""
+        """Return a new client for subscriptions to channels of `node`. The caller must close this client."""
         if self._subscriber is not None:
             return self._subscriber()
         assert isinstance(self.redis, Redis)

@@ -201,7 +201,7 @@ class ClusterClient(Client):
 
 
 def server_group() -> int | None:
-    """Return the process id of the server if this process is one of its workers, otherwise None."""
+    """Return the process id of the server if this process is one of the server's workers, otherwise None."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         return parent.pid

@@ -59,12 +59,12 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
-        """Delete the conversation and its items. The responses that were created in the conversation cannot be continued."""
+        """Delete the conversation and its items. Responses that were created in the conversation can no longer be continued."""
         report = await self._run(_DELETE, conversation_id, [owner])
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation's items as a history. A response that continues it is appended to the conversation."""
+        """Return the conversation's items as a history. Committing a response to this history appends the response's items."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 

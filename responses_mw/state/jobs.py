@@ -141,8 +141,6 @@ class Jobs:
         """Notify `worker` that one of its jobs has a new holder."""
         await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
-    # -- the log -----------------------------------------------------------------------------------------------------
-
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
         """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 

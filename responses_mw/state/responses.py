@@ -46,8 +46,6 @@ class Responses:
         self._ttl = options.ttl_seconds * 1000
         self._segments = Segments(client, recent_bytes=options.recent_bytes)
 
-    # -- read --------------------------------------------------------------------------------------------------------
-
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
@@ -148,8 +146,6 @@ class Responses:
         # A conversation can change, but a chain must not. So a response that continues this one gets a copy of `seen`.
         base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
-
-    # -- write -------------------------------------------------------------------------------------------------------
 
     async def commit(
         self,

@@ -76,7 +76,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition of the queue."""
+    """The keys of a partition of the queue."""
 
     number: int
 
@@ -95,7 +95,7 @@ def response_address(response_id: str) -> Address:
 
 
 def item_address(item_id: str) -> Address:
-    """Return the address of the response that created `<prefix>_<tag><random><n>`. Raises Missing if the id differs in form."""
+    """Return the address of the response that created item `<prefix>_<tag><random><n>`. Raises Missing for another form."""
     return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 

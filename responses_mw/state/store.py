@@ -95,7 +95,7 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than `NEARLY_FULL` of its memory, or did in the last `MEMORY_INTERVAL` seconds."""
+        """Return whether Redis used more than `NEARLY_FULL` of its memory when last queried. Raises StateUnavailable."""
         now = time.monotonic()
         if now - self._memory_checked_at >= MEMORY_INTERVAL:
             self._memory_checked_at = now  # before the query, so that concurrent requests use the last result

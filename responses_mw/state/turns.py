@@ -47,7 +47,7 @@ class Segments:
         self._recent: dict[str, _Known] = {}  # conversations by tag, with the most recently read one last
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """Return all turns up to `pointer`, which must not be changed, or an empty list if a turn was deleted or lost."""
+        """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost. The turns must not be changed."""
         ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]

@@ -87,7 +87,7 @@ class Ledger:
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
-        """Call `flush` every `INTERVAL` seconds until the context exits, and on exit. Failures are logged."""
+        """Call `flush` every `INTERVAL` seconds until the context exits, and once more on exit. Failures are logged."""
         try:
             async with in_background(self._record()):
                 yield

@@ -198,5 +198,5 @@ class Writer:
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:
-    """Return the ids that contain the `random` part of a write. The other items existed before."""
+    """Return the ids of the items that a write created, which contain the write's `random` part."""
     return [item["id"] for item in items if random in item["id"]]
