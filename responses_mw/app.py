@@ -157,10 +157,7 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `open_embeddings`.
-
-    `app` and `transport` are passed to `open_upstream`.
-    """
+    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `open_embeddings`."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))

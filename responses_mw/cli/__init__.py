@@ -20,7 +20,7 @@ from .commands import COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
-_SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
+_SHORT_FLAGS = {"upstream.url": ["--upstream"], "redis.url": ["--redis"]}
 """Short flags by setting. pydantic-settings' own `cli_shortcuts` cannot use the name of a group as a flag."""
 
 _PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
@@ -66,11 +66,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     command = COMMANDS[name]
     parser = _Parser(command)
     source: CliSettingsSource[Any] = CliSettingsSource(
-        command,
-        root_parser=parser,
-        parse_args_method=_Parser.parse_args,
-        add_argument_method=parser.add_setting,
-        formatter_class=parser.formatter_class,
+        command, root_parser=parser, parse_args_method=_Parser.parse_args, add_argument_method=parser.add_setting
     )
     try:
         CliApp.run(command, cli_args=list(arguments), cli_settings_source=source)
@@ -86,6 +82,13 @@ def _explained(error: ValidationError | SettingsError) -> str:
         return str(error)
     faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
     return "; ".join(f"{where}: {what}" if where else what for where, what in faults)
+
+
+def _placeholder(setting: str, kind: str) -> str:
+    if kind.startswith("list["):
+        return "A,B,..."
+    ending = next((placeholder for ending, placeholder in _ENDINGS.items() if setting.endswith(ending)), None)
+    return ending or _PLACEHOLDERS.get(kind, kind)
 
 
 class _Parser(ArgumentParser):
@@ -108,16 +111,13 @@ class _Parser(ArgumentParser):
         setting = options.get("dest", "")  # a positional argument has none
         if options["help"] == SUPPRESS:  # a group as JSON
             return
-        if setting in _SHORT_FLAGS:
-            names = (_SHORT_FLAGS[setting], *names)
+        names = (*_SHORT_FLAGS.get(setting, ()), *names)
         if setting and not any(fnmatchcase(setting, pattern) for pattern in self._uses):
             self._unused += names
             return
         self._known += names
-        kind = options.get("metavar")
-        if kind is not None and setting:
-            ending = next((placeholder for ending, placeholder in _ENDINGS.items() if setting.endswith(ending)), None)
-            options["metavar"] = "A,B,..." if kind.startswith("list[") else ending or _PLACEHOLDERS.get(kind, kind)
+        if setting and options.get("metavar") is not None:
+            options["metavar"] = _placeholder(setting, options["metavar"])
         text = re.sub(r" \(default: (None||False|\[\]|\{\})\)$", "", options["help"])
         options["help"] = re.sub(r"\(default: \['(.*)'\]\)", lambda found: f"(default: {found[1]})".replace("', '", ","), text)
         group.add_argument(*names, **options)

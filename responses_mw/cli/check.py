@@ -27,8 +27,7 @@ _MAX_PROVEN = 8
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    `unknown` lists the unknown environment variables, which count as a failure. `check_ports` raises `OSError` if a port cannot
-    be opened.
+    `unknown` lists the unknown environment variables, which count as a failure. `check_ports` may raise `OSError`.
     """
     hasty = settings.model_copy(
         update={
