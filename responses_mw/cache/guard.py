@@ -118,14 +118,17 @@ def _number_matters(one: Signature, other: Signature) -> bool:
 def signature(text: str, *, salt: str = "") -> Signature:
     """Return the signature of `text`. Only signatures with the same `salt` are comparable."""
     digest = _digest(salt)
-    if _LIKE_CODE.search(text) or any(unicodedata.decomposition(letter).startswith(_LOST_BY_NFKC) for letter in text):
+    letters = set() if text.isascii() else set(text)
+    if _LIKE_CODE.search(text) or any(unicodedata.decomposition(letter).startswith(_LOST_BY_NFKC) for letter in letters):
         return Signature(digest(text.strip()), plain=False)
-    text = " ".join(unicodedata.normalize("NFKC", text).translate(_PLAIN).split())
+    if letters:
+        text = unicodedata.normalize("NFKC", text).translate(_PLAIN)
+    text = " ".join(text.split())
     bare = text.strip(EDGES + " ")
     # The question mark counts if nothing else shows that the text is a question. Other capitals may change the meaning.
     is_marked = text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN)
     whole = digest(bare[:1].lower() + bare[1:] + "?" * is_marked)
-    if not all(map(_is_latin, text)):
+    if letters and not all(map(_is_latin, text)):
         return Signature(whole, plain=False)
     reading = _Reading(text)
     if not any(reading.lists[name] for name in _CONTENT):
@@ -288,11 +291,13 @@ def _with_letters(words: list[Word]) -> list[Word]:
 
     Ignore the case of a letter that enumerates (vitamin D, plan B).
     """
-    marked = [Word("letter " + word.text) if _is_letter(words, place) else word for place, word in enumerate(words)]
-    return [
-        Word(word.text) if len(word.text) == 1 and before.text in lexicon.LETTERED else word
-        for before, word in zip([Word(""), *words], marked, strict=False)
-    ]
+
+    def read(place: int, word: Word) -> Word:
+        if _is_letter(words, place):
+            return Word("letter " + word.text)
+        return Word(word.text) if place and words[place - 1].text in lexicon.LETTERED else word
+
+    return [read(place, word) if len(word.text) == 1 else word for place, word in enumerate(words)]
 
 
 def _is_letter(words: list[Word], place: int) -> bool:
@@ -314,12 +319,13 @@ def _clashing(words: Sequence[Word]) -> frozenset[str]:
 
 
 def _singular(text: str) -> str:
+    if not text.endswith("s"):
+        return text
+    singular = text
     if len(text) > 4 and text.endswith("ies"):
         singular = text[:-3] + "y"
     elif len(text) > 4 and text.endswith(("sses", "shes", "ches", "xes", "zes")):
         singular = text[:-2]
-    elif len(text) > 3 and text.endswith("s") and not text.endswith(("ss", "us", "is", "ics")):
+    elif len(text) > 3 and not text.endswith(("ss", "us", "is", "ics")):
         singular = text[:-1]
-    else:
-        return text
     return text if singular in lexicon.PLURALS_APART else singular
