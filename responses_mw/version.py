@@ -2,8 +2,6 @@
 
 from importlib import metadata
 
-__all__ = ["VERSION"]
-
 try:
     VERSION = metadata.version("responses-mw")
 except metadata.PackageNotFoundError:  # run from source without installation

@@ -101,12 +101,12 @@ class Reader:
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Return the caller, and annotate the request with its owner. Raises the errors of `owner_in`."""
-        headers: dict[str, str] = {}
-        for raw, value in request.scope["headers"]:
-            if raw in self._forwarded:
-                name = raw.decode()
-                headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
         scope = request.scope
+        headers: dict[str, str] = {}
+        for raw, value in scope["headers"]:
+            if raw in self._forwarded:
+                name, text = raw.decode(), value.decode("latin-1")
+                headers[name] = f"{headers[name]}, {text}" if name in headers else text
         owner = owner_in(scope, self._auth)
         annotate(owner=owner, key=scope.get(API_KEY, ""))
         return Caller(owner, headers, scope.get(HOST_SCOPE, scope), Standing(API_KEY in scope, API_KEY in scope))

@@ -83,18 +83,13 @@ class WebSockets:
             return
         with self._memory.share(caller.owner) as share:
             await WebSocket(scope, receive, send).accept()
-            await WebSocketConnection(
-                self.runner,
-                ConnectionHistory(self.state, share, required=self.storage_required),
-                share,
-                self.reader.parse,
-                partial(self.rate_limits.admitted, scope, self.upstream.verify),
-                caller,
-                self.caching,
-                self.limits.max_request_bytes,
-                receive,
-                send,
-            ).run()
+            history = ConnectionHistory(self.state, share, required=self.storage_required)
+            admission = partial(self.rate_limits.admitted, scope, self.upstream.verify)
+            parse, maximum = self.reader.parse, self.limits.max_request_bytes
+            connection = WebSocketConnection(
+                self.runner, history, share, parse, admission, caller, self.caching, maximum, receive, send
+            )
+            await connection.run()
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
@@ -133,9 +128,9 @@ class WebSocketConnection:
     history: ConnectionHistory
     share: Share
     parse: Callable[[Any, int], CreateResponse]
-    """`Reader.parse`"""
+    """Return the request in a decoded body of the given size in bytes."""
     admission: Callable[[Caller], AbstractAsyncContextManager[None]]
-    """Return a context manager for one response. Entering the context raises `APIError` if the request is not admitted."""
+    """Return a context manager for one response. It raises `APIError` on entry if the request is not admitted."""
     caller: Caller
     caching: CacheSettings
     max_frame_bytes: int
