@@ -242,7 +242,7 @@ async def open_application(
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
-        limits = RateLimits(state.usage if state is not None else None, settings.limits)
+        limits = RateLimits(state.usage if state is not None else None, settings.limits, upstream.verify)
         if limits.are_set:
             await stack.enter_async_context(in_background(limits.renew_streams()))
         jobs = is_working = None

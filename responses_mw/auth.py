@@ -3,9 +3,9 @@
 - An *API key* is issued by the operator of this server. Requests with a valid key are accepted.
 - Every stored object has an *owner*. Callers with a different owner cannot see the object.
 - A *gate* is awaited before any side effect, such as calling a tool server, running code, embedding text, or writing to Redis.
-  It is a required argument of each function with side effects, so that no function can omit the check. A request's gate is
-  `Upstream.verify` for its caller. It raises `Unauthorized` if the upstream refuses the caller, and `UpstreamError` if the
-  upstream does not give a clear answer.
+  The gate is a required argument of each function or class with side effects, so that none can omit the check. A request's
+  gate is `Upstream.verify` for its caller, which raises `Unauthorized` if the upstream refuses the caller, and `UpstreamError`
+  if the upstream does not give a clear answer.
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth import API_KEY, APIKeys, Gate
+from ..auth import API_KEY, APIKeys
 from ..errors import Forbidden, RateLimited, Unauthorized
 from ..ids import random_part
 from ..settings import LimitSettings
@@ -107,25 +106,27 @@ class RateLimits:
     The counts are in Redis, so that a limit applies to all replicas together. If Redis is unavailable, requests are accepted
     without checks. If `usage` is None, nothing is limited.
 
-    `request`, `stream` and `background` await the `gate` before they count. They raise `RateLimited` and the gate's errors.
+    `request`, `stream` and `background` await `verify`, the caller's gate, before anything is counted. These methods raise
+    `RateLimited` if the caller's owner is over a limit, and the errors of `verify`.
     """
 
-    def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
+    def __init__(self, usage: Usage | None, settings: LimitSettings, verify: Callable[[Caller], Awaitable[None]]) -> None:
         self._per_minute = settings.requests_per_minute
         self._maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
         self._usage = usage
+        self._verify = verify
         self._open: defaultdict[str, set[str]] = defaultdict(set)  # names of this process's streams, by owner
         self.are_set = bool(self._per_minute or settings.streams or settings.background)
         if usage is None and self.are_set:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
-    async def request(self, scope: Scope, owner: str, gate: Gate) -> None:
+    async def request(self, scope: Scope, caller: Caller) -> None:
         """Count a request, check the owner's rate, and add `x-ratelimit-*` headers to the HTTP response."""
         if not self._per_minute or self._usage is None:
             return
-        await gate()
+        await self._verify(caller)
         try:
-            rate = await self._usage.request(owner, self._per_minute)
+            rate = await self._usage.request(caller.owner, self._per_minute)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": "requests"})
             return
@@ -142,11 +143,11 @@ class RateLimits:
         if scope["type"] == "http":
             add_headers(scope, headers)
 
-    async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
+    async def stream(self, scope: Scope, caller: Caller) -> None:
         """Count an open stream until `end_stream` is called with the same `scope`."""
-        if self._maximums["streams"] and await self._enter("streams", owner, name := random_part(), gate):
-            scope[_STREAM] = owner, name
-            self._open[owner].add(name)
+        if self._maximums["streams"] and await self._enter("streams", caller, name := random_part()):
+            scope[_STREAM] = caller.owner, name
+            self._open[caller.owner].add(name)
 
     async def end_stream(self, scope: Scope) -> None:
         """Remove the stream of the request with this `scope`, if it was counted, from the owner's open streams."""
@@ -158,25 +159,25 @@ class RateLimits:
             await self._leave("streams", owner, name)
 
     @asynccontextmanager
-    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
+    async def background(self, response_id: str, caller: Caller) -> AsyncIterator[None]:
         """Count the background response that is created in the `with` block until it ends, but for at most an hour."""
-        is_counted = await self._enter("background", owner, response_id, gate)
+        is_counted = await self._enter("background", caller, response_id)
         try:
             yield
         except BaseException:
             if is_counted:
-                await self._leave("background", owner, response_id)
+                await self._leave("background", caller.owner, response_id)
             raise
 
-    async def _enter(self, kind: Kind, owner: str, name: str, gate: Gate) -> bool:
+    async def _enter(self, kind: Kind, caller: Caller, name: str) -> bool:
         """Add an entry to Redis, and return whether it was added. It is not added without a limit or without Redis."""
         maximum = self._maximums[kind]
         if not maximum or self._usage is None:
             return False
-        await gate()
+        await self._verify(caller)
         noun, seconds, retry_after = _COUNTED[kind]
         try:
-            entered = await self._usage.enter(kind, owner, name, maximum=maximum, seconds=seconds)
+            entered = await self._usage.enter(kind, caller.owner, name, maximum=maximum, seconds=seconds)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": kind})
             return False
@@ -202,12 +203,9 @@ class RateLimits:
                     await self._usage.renew("streams", names, _STREAM_EXPIRY)
 
     @asynccontextmanager
-    async def admitted(self, scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
-        """Create the span and the access line of one response on a WebSocket, verify the caller and count a request.
-
-        Raises `RateLimited` if the owner is over the limit, and the errors of `verify`.
-        """
+    async def admitted(self, scope: Scope, caller: Caller) -> AsyncIterator[None]:
+        """Create the span and the access line of one response on a WebSocket, verify the caller and count a request."""
         with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
-            await verify(caller)  # the credential may have expired since the upgrade
-            await self.request(scope, caller.owner, partial(verify, caller))
+            await self._verify(caller)  # the credential may have expired since the upgrade
+            await self.request(scope, caller)
             yield

@@ -58,16 +58,15 @@ class ResponseRoutes:
     async def create(self, request: Request) -> ASGIApp:
         body, parsed = await self.reader.read(request, self.reader.resolve_and_parse)
         caller = self.reader.caller(request)
-        gate = partial(self.upstream.verify, caller)
-        await self.limits.request(request.scope, caller.owner, gate)
+        await self.limits.request(request.scope, caller)
         if parsed.stream:
-            await self.limits.stream(request.scope, caller.owner, gate)
+            await self.limits.stream(request.scope, caller)
         for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self.runner.not_offered(parsed))):
             if names:
                 add_headers(request.scope, {header: _listed_names(names)})
         asked = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, asked, self.caching, stored=parsed.store)
-        guard = await once(request.headers, self.state, parsed, body, caller, gate)
+        guard = await once(request.headers, self.state, parsed, body, caller, partial(self.upstream.verify, caller))
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
         batches = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
@@ -100,14 +99,13 @@ class ResponseRoutes:
     async def _queued(
         self, jobs: JobService, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> Document:
-        gate = partial(self.upstream.verify, caller)
         run = await self.runner.prepare(parsed, caller)
         await self.runner.check(run)
         response_id = run.document["id"]
-        async with self.limits.background(response_id, caller.owner, gate):
+        async with self.limits.background(response_id, caller):
             if guard is not None:
                 await guard.name(response_id)
-            document = await jobs.create(run, body, gate)
+            document = await jobs.create(run, body, partial(self.upstream.verify, caller))
         if guard is not None:
             await guard.complete(response_id)
         return document
@@ -134,7 +132,7 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        await self.limits.stream(request.scope, caller.owner, partial(self.upstream.verify, caller))
+        await self.limits.stream(request.scope, caller)
         return LogStreamResponse(jobs.follow(stored.document, after=after), self.settings)
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -158,7 +156,7 @@ class ResponseRoutes:
         """Compact a history. Nothing is stored."""
         parsed = await self.reader.read(request, lambda body, size: self.reader.parse(create_body(body), size))
         caller = self.reader.caller(request)
-        await self.limits.request(request.scope, caller.owner, partial(self.upstream.verify, caller))
+        await self.limits.request(request.scope, caller)
 
         async def events() -> AsyncGenerator[list[Event], None]:
             compacted = await self.runner.compact(parsed, caller)

@@ -84,7 +84,7 @@ class WebSockets:
         with self._memory.share(caller.owner) as share:
             await WebSocket(scope, receive, send).accept()
             history = ConnectionHistory(self.state, share, required=self.storage_required)
-            admission = partial(self.rate_limits.admitted, scope, self.upstream.verify)
+            admission = partial(self.rate_limits.admitted, scope)
             parse, maximum = self.reader.parse, self.limits.max_request_bytes
             connection = WebSocketConnection(
                 self.runner, history, share, parse, admission, caller, self.caching, maximum, receive, send
