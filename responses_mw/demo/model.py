@@ -226,7 +226,7 @@ _FORMATS = {
 
 
 class SchemaError(ValueError):
-    """The schema is invalid, or no value can be generated for it."""
+    """The schema is invalid, or no value can be generated for the schema."""
 
 
 def fill(schema: dict[str, Any], text: str) -> Any:
@@ -320,7 +320,7 @@ class _Values:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
     def _says(self, label: str) -> str:
-        """Return the value that the text gives for `label`: "Paris" for `city` in "my city is Paris.", or "" if none."""
+        """Return the value that the text gives for `label`, such as "Paris" for `city` in "my city is Paris.", or ""."""
         noun = re.escape(label.replace("_", " "))
         said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
         return said[1].strip() if said else ""

@@ -68,12 +68,12 @@ def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[Our
             "RESPONSES_MW_AUTH_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
             "RESPONSES_MW_TOOLS_MCP_SERVERS": json.dumps(tools),
         }
-        # a port below those that the system assigns to connections, so that it is still free when the server binds it
+        # a port below those that the system assigns to connections, so that the port is still free when the server starts
         metrics_port = _first_free("127.0.0.1", *random.sample(range(10_000, 30_000), 100))
         ours = stack.enter_context(
             our_server(upstream, host, port, shared | {"RESPONSES_MW_SERVER_ADMIN_PORT": str(metrics_port)})
         )
-        # The other replica runs no background responses, so that no response is interrupted when it is killed.
+        # The other replica runs no background responses, so that no response is interrupted when the replica is killed.
         other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_JOBS_CONCURRENCY": "0"}))
         yield ours, Deployment(ours.client, other.client, other.process.kill, f"http://127.0.0.1:{metrics_port}/metrics")
 

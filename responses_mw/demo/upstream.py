@@ -146,7 +146,7 @@ class ChatRequest(BaseModel):
 
 
 def parse(body: bytes) -> ChatRequest:
-    """Parse the body of a request. Raises `RequestError` if the request is invalid or too long, or its model is unknown."""
+    """Parse the body of a request. Raises `RequestError` if the request is invalid or too long, or names an unknown model."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as invalid:

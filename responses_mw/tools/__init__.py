@@ -78,12 +78,12 @@ class ServerTool:
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-        """Return the entry at `path` of the request without nulls. Raises `BadRequest` if it is invalid or not supported."""
+        """Return the entry at `path` without nulls. Raises `BadRequest` if the entry is invalid or not supported."""
         raise NotImplementedError
 
     @staticmethod
     def echo(tool: Tool) -> Tool:
-        """Return the entry without secrets, so that it can be returned to clients and stored."""
+        """Return the entry without secrets, for clients and for storage."""
         return tool
 
     async def open(self) -> list[ServedFunction]:
@@ -95,7 +95,7 @@ class ServerTool:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the first `max_bytes` of `text` in UTF-8. If `text` is longer, append a note with its size."""
+    """Return the first `max_bytes` of `text` in UTF-8. If `text` is longer, append a note with the total size."""
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text

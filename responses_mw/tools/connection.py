@@ -36,7 +36,7 @@ _MALFORMED = "its answer is malformed, or too large"
 
 
 class MCPConnection:
-    """A connection to the MCP server `target`, whose session is opened when it is first needed, and again after it was lost.
+    """A connection to the MCP server `target`. Its session is opened on first use, and again after the session was lost.
 
     The caller must call `aclose`, from any task. The other methods may be called concurrently.
     """

@@ -100,11 +100,11 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server no longer knows the session, which it reports with the status 404."""
+        """Whether the server has reported, with the status 404, that the session is unknown."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
-        """Wait until the session can be used. Raises `MCPFailure` if it cannot be opened."""
+        """Wait until the session can be used. Raises `MCPFailure` if the session cannot be opened."""
         awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)

@@ -68,7 +68,7 @@ class Tools:
         return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WebSearch.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Return `tools` without secrets, so that the list can be returned to clients and stored."""
+        """Return `tools` without secrets, for clients and for storage."""
         return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
 
     def toolbox(
@@ -107,7 +107,7 @@ class ForwardedTools(Tools):
 
 
 class Toolbox:
-    """The server-side tools of one run. The caller opens it once, before the first turn, and always closes it."""
+    """The server-side tools of one run. The caller must call `open` once, before the first turn, and always `aclose`."""
 
     def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
         """`approved` maps the path of each approval in the request to its approval request."""

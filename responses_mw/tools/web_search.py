@@ -175,7 +175,7 @@ def _query(arguments: str) -> str | None:
 
 
 def _is_usable(hit: SearchHit, query: Query) -> bool:
-    """Return whether a result has a valid URL that passes the filters, or only a text if there are no filters."""
+    """Return whether the URL is valid and passes the filters. Without filters, a result may have a text and no URL."""
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
     return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)

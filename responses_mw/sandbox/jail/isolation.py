@@ -88,7 +88,7 @@ def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    root = "/mnt"  # any existing directory: only this process sees what is mounted on it
+    root = "/mnt"  # any existing directory, because only this process sees the mount
     options = f"size={disk_bytes},nr_inodes={_MAX_INODES},mode=755"
     _mount("container", root, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for path in (WORKING_DIRECTORY, "/tmp", "/dev/shm"):  # noqa: S108 (the container has its own)

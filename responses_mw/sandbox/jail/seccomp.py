@@ -44,7 +44,7 @@ _REFUSED = _numbers("""
     shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, semget 64 190,
     semop 65 193, semtimedop 220 192, semctl 66 191, mq_open 240 180, mq_unlink 241 181, mq_timedsend 242 182,
     mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185
-    # reveals what other processes do with shared files; Landlock does not check it
+    # reveals what other processes do with shared files; Landlock does not check these calls
     inotify_init 253 -, inotify_init1 294 26, inotify_add_watch 254 27, fanotify_init 300 262, fanotify_mark 301 263
     # uses up a quota of the whole machine
     io_setup 206 0
@@ -60,7 +60,7 @@ _REFUSED = _numbers("""
 # other processes, or change files outside the container with calls that Landlock does not check.
 _REFUSED_ALONE = _numbers("""
     fork 57 -, vfork 58 -
-    execve 59 221  # makes the process dumpable again: other processes of the same user could inspect it
+    execve 59 221  # makes the process dumpable again, so that other processes of the same user could inspect the process
     execveat 322 281, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
     setpriority 141 140, sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
     sched_setaffinity 203 122, ioprio_set 251 30
@@ -68,7 +68,7 @@ _REFUSED_ALONE = _numbers("""
     # without a network namespace, a socket of a socketpair can reach the machine's named sockets
     connect 42 203, bind 49 200, sendmsg 46 211, sendmmsg 307 269
     # files
-    truncate 76 45  # Landlock checks it since version 3
+    truncate 76 45  # Landlock checks this call since version 3
     setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16
 """)
 
@@ -143,7 +143,7 @@ def install(*, alone: bool) -> None:
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """Return the filter for `machine` in the kernel's format. Raises `OSError` unless it is `x86_64` or `aarch64`."""
+    """Return the filter for `machine` in the kernel's format. Raises `OSError` unless `machine` is `x86_64` or `aarch64`."""
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
