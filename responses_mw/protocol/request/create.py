@@ -213,8 +213,8 @@ def refuse_unknown(body: Any) -> None:
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
-    for name in given.keys() & REFUSED.keys():
-        if name != "n" or given[name] != 1:
+    for name, value in given.items():
+        if name in REFUSED and (name != "n" or value != 1):
             checks.unsupported(name, REFUSED[name])
     if not given.keys() & {"input", "previous_response_id", "conversation"}:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
