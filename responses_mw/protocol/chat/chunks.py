@@ -151,13 +151,12 @@ class DeltaFastPath:
         if not (head and data.startswith(head) and data.endswith(tail)):
             return None
         piece = data[len(head) : -len(tail)]
-        if not piece or b"\\" in piece or b'"' in piece:
-            return None
         try:
             text = piece.decode()
         except UnicodeDecodeError:
             return None
-        if not text.isprintable():
+        # `in` is cheap for strings. For bytes, it first raises and catches a TypeError (CPython).
+        if not text or "\\" in text or '"' in text or not text.isprintable():
             return None
         self._credit += 1
         return self._member, text
