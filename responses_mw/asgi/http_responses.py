@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import orjson
@@ -14,12 +14,16 @@ from starlette import responses
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from ..engine.run import Outlet
 from ..errors import APIError
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
 from ..telemetry.context import annotate
 from .telemetry import TelemetryMiddleware
+
+if TYPE_CHECKING:
+    from .listener import BodyWriter
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,12 @@ Run = AsyncGenerator[Any, None]
 
 KEEP_ALIVE_INTERVAL = 15.0
 """Number of seconds without events after which a comment or a `keepalive` event is sent."""
+
+BODY_WRITER = "responses_mw.body_writer"
+"""The key in a request's scope under which our own server stores a `BodyWriter`.
+
+Middlewares around ours cannot see or change what is written through it. `responses-mw serve` has no such middlewares.
+"""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -139,10 +149,14 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """A stream of the run's events as server-sent events. Each batch is sent as one ASGI message, so no event is split."""
+    """A stream of the run's events as server-sent events. Each batch is sent as one ASGI message, so no event is split.
 
-    def __init__(self, run: Run, settings: ServerSettings) -> None:
+    Events in the run's `outlet` are written to the connection directly. It requires the scope to have a `BODY_WRITER`.
+    """
+
+    def __init__(self, run: Run, settings: ServerSettings, outlet: Outlet | None = None) -> None:
         super().__init__(run, settings)
+        self._outlet = outlet
         self._silent = False
         self._last_number = 0
         self._complete = True
@@ -154,10 +168,14 @@ class EventStreamResponse(EventResponse):
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
         try:
-            await send(self._message(first))
+            await send(_message(self._encoded(first)))
+            if self._outlet is not None:
+                self._open(self._outlet, scope[BODY_WRITER])
             async for batch in self._run:
-                await send(self._message(batch))
+                await send(_message(self._encoded(batch)))
         finally:
+            if self._outlet is not None:
+                self._outlet.close()
             self._timer.cancel()
             if self._keeping_alive is not None:
                 self._keeping_alive.cancel()  # if a slow client blocks the keep-alive, it must not follow the last event
@@ -165,10 +183,13 @@ class EventStreamResponse(EventResponse):
             annotate(outcome="interrupted")
         await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})
 
-    def _message(self, events: Any) -> Message:
+    def _encoded(self, events: Any) -> bytes:
         self._silent = False
         self._last_number += len(events)
-        return {"type": "http.response.body", "body": encode(events), "more_body": True}
+        return encode(events)
+
+    def _open(self, outlet: Outlet, writer: BodyWriter) -> None:
+        outlet.open(writer.is_ready, lambda events: writer.write(self._encoded(events)))
 
     def _watch(self, send: Send) -> None:
         """Send a keep-alive if nothing was sent during the last interval, and schedule the next check."""
@@ -183,7 +204,11 @@ class EventStreamResponse(EventResponse):
         if self._settings.keep_alive != "comment":
             body = frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
         with suppress(OSError):  # the client disconnected
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send(_message(body))
+
+
+def _message(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
 
 
 class LogStreamResponse(EventStreamResponse):
@@ -196,8 +221,9 @@ class LogStreamResponse(EventStreamResponse):
         super().__init__(batches, settings)
         self._complete = False
 
-    def _message(self, batch: Any) -> Message:
+    def _encoded(self, batch: Any) -> bytes:
         self._silent = False
         self._last_number = batch.last + 1
         self._complete = batch.final
-        return {"type": "http.response.body", "body": batch.data, "more_body": True}
+        data: bytes = batch.data
+        return data

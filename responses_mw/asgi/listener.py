@@ -16,16 +16,17 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import orjson
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
-from .http_responses import TRY_AGAIN_LATER
+from .http_responses import BODY_WRITER, TRY_AGAIN_LATER
 from .requests import Inbound, Receiving
 
 if TYPE_CHECKING:
@@ -105,6 +106,24 @@ class DrainingServer(uvicorn.Server):
         return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
 
 
+class BodyWriter:
+    """Writes to the chunked body of a response that has started, like `send`, but without a coroutine."""
+
+    __slots__ = ("_flow", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    def is_ready(self) -> bool:
+        """Whether `send` would not block, and the client is connected."""
+        return not (self._flow.write_paused or self._transport.is_closing())
+
+    def write(self, data: bytes) -> None:
+        """Write `data`, which must not be empty. Call this only if the writer is ready."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class HTTPProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with checks of upgrade requests.
 
@@ -117,6 +136,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            cast("dict[str, Any]", self.scope)[BODY_WRITER] = BodyWriter(self.transport, self.flow)
             self.headers = []  # uvicorn appends trailers to this list, which must no longer be the list in the scope
             return
         before = self.cycle

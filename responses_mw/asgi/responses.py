@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from ..cache import Cache
 from ..cache.policy import HEADER as CACHE_HEADER
 from ..cache.policy import policy_of
-from ..engine.run import RunMode
+from ..engine.run import Outlet, RunMode
 from ..engine.runner import Runner
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import JobService
@@ -30,7 +30,7 @@ from ..state import State, StateUnavailable
 from ..telemetry.context import annotate, current_request
 from ..upstream import Caller, Upstream
 from .access import RateLimits
-from .http_responses import EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
+from .http_responses import BODY_WRITER, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, once
 from .requests import Reader, flag, included, listed, number, paging, shown
 from .telemetry import add_headers
@@ -69,13 +69,16 @@ class ResponseRoutes:
         guard = await once(request.headers, self.state, parsed, body, caller, partial(self.upstream.verify, caller))
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
-        batches = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
+        mode = RunMode.STREAMED if parsed.stream else RunMode.WHOLE
+        outlet = Outlet() if parsed.stream and BODY_WRITER in request.scope else None
+        batches = self.runner.run(parsed, caller, mode, policy=policy, outlet=outlet)
         is_open = self.settings.reasoning_events == "open_responses"
         if guard is not None:
             batches = guard.run(batches, parsed, open_reasoning=is_open)
-        kind = EventStreamResponse if parsed.stream else RunJSONResponse
         add_headers(request.scope, _cache_status)
-        return kind(batches, self.settings)
+        if parsed.stream:
+            return EventStreamResponse(batches, self.settings, outlet)
+        return RunJSONResponse(batches, self.settings)
 
     async def _create_in_background(
         self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -31,6 +31,7 @@ from ..upstream import Caller
 from ..upstream.backend import OpenTurn, TurnRequest
 from ..upstream.client import MAX_ANSWER_BYTES
 from ..upstream.errors import as_response_error
+from ..upstream.stream import ChatStream
 from .history import History, RunContext
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,31 @@ class RunMode(Enum):
     Errors are recorded in the document. An overload before the first output ends the run, and the job is retried later."""
 
 
+class Outlet:
+    """A way to the client for deltas that need not wake the task that reads the run's events.
+
+    While that task waits for the upstream and the outlet is ready, the events of a text that arrives alone in a network read
+    are passed to `send` at once. All other events are yielded by the run.
+
+    This saves a fifth of the CPU per token: 49 us instead of 62 us, measured with the load of the benchmark `steady` on servers
+    with and without outlets at the same time, on two busy cores. Remove outlets if they save less than 10 %.
+    """
+
+    __slots__ = ("is_ready", "send")
+
+    def __init__(self) -> None:
+        self.close()
+
+    def open(self, is_ready: Callable[[], bool], send: Callable[[list[Event]], None]) -> None:
+        """Pass events to `send` from now on, while `is_ready` returns true."""
+        self.is_ready = is_ready
+        self.send = send
+
+    def close(self) -> None:
+        """Pass no more events. A new outlet is closed."""
+        self.open(lambda: False, lambda _: None)
+
+
 @dataclass(slots=True)
 class Run:
     """One response in progress."""
@@ -66,6 +92,8 @@ class Run:
     history: History
     """The history to which the response is committed."""
     toolbox: Toolbox | None = None
+    outlet: Outlet | None = None
+    """The outlet for deltas, or None if the reader has none."""
     offered: list[OfferedFunction] = field(default_factory=list)
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
@@ -144,6 +172,25 @@ class Run:
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
+
+    def read(self, turn: OpenTurn) -> ChatStream:
+        """Return the stream of `turn`. Texts that the outlet can take do not appear in the stream."""
+        if self.outlet is not None:
+            turn.stream.divert(self.pass_on)
+        return turn.stream
+
+    def pass_on(self, text: Text) -> bool:
+        """Send the events of `text` through the outlet. Return false, and do nothing, if the outlet is not ready.
+
+        Raises like `feed`.
+        """
+        outlet = self.outlet
+        if outlet is None or not outlet.is_ready():
+            return False
+        events = self.feed((text,))
+        if events:
+            outlet.send(events)
+        return True
 
     def receive(self, size: int) -> None:
         """Add `size` to the bytes received. Raises `UpstreamError` if the total exceeds `MAX_ANSWER_BYTES`."""

@@ -30,7 +30,7 @@ from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .history import History, RunContext
-from .run import ActiveRun, Drain, Run, RunMode
+from .run import ActiveRun, Drain, Outlet, Run, RunMode
 from .turns import Compaction, TurnLoop, add_compaction
 
 
@@ -68,16 +68,18 @@ class Runner:
         *,
         policy: Policy | None = None,
         history: History | None = None,
+        outlet: Outlet | None = None,
     ) -> AsyncGenerator[list[Event], None]:
         """Make one foreground response, and yield its events in batches, one for each read from the upstream.
 
         The first batch is yielded when the upstream begins to answer, or, in mode STREAMED, when `upstream.status_grace` ends.
         In mode WHOLE, a batch may be empty. If `policy` is None, the cache is not used. `history` replaces the runner's own.
-        Raises `APIError` as described for the `mode`.
+        What `outlet` takes is not yielded. Raises `APIError` as described for the `mode`.
         """
 
         async def begin() -> Run:
             run = await self.prepare(request, caller, history)
+            run.outlet = outlet
             if self._cache is not None and policy is not None and not policy.is_off:
                 await self._look_up(self._cache, run, policy, streamed=mode is RunMode.STREAMED)
             if mode is RunMode.WHOLE:
@@ -278,7 +280,7 @@ class Runner:
     async def _turns(self, run: Run) -> AsyncGenerator[list[Event], None]:
         while run.turn is not None:
             try:
-                async for chunks in run.turn.stream:
+                async for chunks in run.read(run.turn):
                     events = run.feed(chunks)
                     if events:
                         yield events

@@ -105,6 +105,26 @@ class ChatStream:
         await self._end()
         raise StopAsyncIteration
 
+    def divert(self, take: Callable[[Text], bool]) -> None:
+        """Call `take` with each text that arrives alone in one read while the reader waits.
+
+        If `take` returns false, the reader gets the text. This has an effect only if the transport supports it.
+        """
+
+        def take_text(data: bytes) -> bool:
+            idle = self._idle
+            if not (idle.is_waiting and self._begins_frame) or len(data) > self._left:
+                return False
+            text = self._fast_path.text(data, is_read=True)
+            if text is None or not take(text):
+                return False
+            self._left -= len(data)
+            idle.ticks = 0
+            return True
+
+        if self._response is not None and "divert" in self._response.extensions:
+            self._response.extensions["divert"](take_text)
+
     @property
     def received(self) -> int:
         """Number of bytes of the answer received so far."""

@@ -11,10 +11,13 @@ import pytest
 
 from benchmarks.processes import running
 from benchmarks.upstream import MODEL
+from responses_mw.asgi.listener import HTTPProtocol
 from tests.support.oracle import Streamed, check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Start
 
@@ -43,6 +46,46 @@ async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstre
             if b'"delta":"Hel"' in raw:
                 more.set()
     assert check(raw).deltas == ["Hel", "lo"]
+
+
+@pytest.mark.parametrize("http", [HTTPProtocol, "h11"], ids=["ours", "h11"])
+@pytest.mark.parametrize("kind", [text, reasoning])
+async def test_each_token_arrives_before_the_next_whichever_server_carries_the_stream(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, http: Any, kind: Callable[[str], dict[str, Any]]
+) -> None:
+    ours = start_at("proxy", uvicorn={"http": http})
+    tokens = ["Hel", "lo", ' "wor', "ld", "\\", " \u00e9", "!", " ", "x" * 70_000, "y"]
+    steps = [Signal() for _ in tokens]
+    upstream.stream(*(piece for pair in zip(map(kind, tokens), steps, strict=True) for piece in pair), text("end"), finish())
+    async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
+        raw = b""
+        async for data in response.aiter_raw():
+            raw += data
+            for step in steps[: raw.count(b".delta\ndata: ")]:
+                step.set()
+    streamed = check(raw)
+    assert "".join(streamed.deltas) == "".join(tokens) + "end"
+    assert streamed.response["status"] == "completed"
+
+
+async def test_white_space_that_is_held_back_leaves_no_trace_in_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*[text(" ")] * 5, text("Hello"), text("!"), finish())
+    assert (await stream(ours)).deltas == [" "] * 5 + ["Hello", "!"]
+
+
+async def test_a_client_that_does_not_read_holds_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
+    tokens = 4_000
+    answer = upstream.stream(*[text("x" * 8_000) for _ in range(tokens)], finish())
+    async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
+        before = -1
+        async with asyncio.timeout(60):
+            while answer.sent != before:
+                before = answer.sent
+                await asyncio.sleep(0.3)
+        assert 0 < before < tokens
+        raw = b"".join([data async for data in response.aiter_raw()])
+    assert raw.count(b"x" * 8_000) >= tokens
+    assert b"event: response.completed" in raw
 
 
 @pytest.mark.parametrize("member", ["content", "reasoning"])

@@ -18,6 +18,7 @@ import openai
 import uvicorn
 
 from responses_mw import ResponsesMiddleware, create_app
+from responses_mw.asgi.listener import HTTPProtocol
 from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
@@ -68,7 +69,13 @@ def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serv
         def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
             listener = socket.create_server(("127.0.0.1", port))
             port = listener.getsockname()[1]
-            defaults = {"log_config": None, "lifespan": "on", "ws": "none", "timeout_graceful_shutdown": 1}
+            defaults = {
+                "http": HTTPProtocol,
+                "log_config": None,
+                "lifespan": "on",
+                "ws": "none",
+                "timeout_graceful_shutdown": 1,
+            }
             config = uvicorn.Config(app, **{**defaults, **options})
             future, stop = portal.start_task(_run, config, listener)
             ending.append(future)

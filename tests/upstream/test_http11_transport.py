@@ -635,6 +635,45 @@ async def test_a_reader_that_leaves_closes_the_connection(transport: NetworkTran
             await anext(stream)
 
 
+class Refused(Exception):
+    pass
+
+
+async def test_data_that_arrives_while_the_reader_waits_can_be_diverted(transport: NetworkTransport) -> None:
+    seen: list[bytes] = []
+    parts = {part: asyncio.Event() for part in (b"one", b"two", b"no!", b"bad", b"end")}
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED)
+        for part, go in parts.items():
+            await go.wait()
+            writer.write(b"3\r\n%b\r\n" % part)
+        await reader.read()
+
+    def take(data: bytes) -> bool:
+        seen.append(data)
+        if data == b"bad":
+            raise Refused
+        return data != b"no!"
+
+    async with listening(conversation) as url:
+        response = await ask(transport, url)
+        response.extensions["divert"](take)
+        stream = stream_of(response)
+        reading = asyncio.ensure_future(anext(stream))
+        for part in (b"one", b"two"):
+            parts[part].set()
+            await until(lambda part=part: part in seen)  # type: ignore[misc]
+        assert not reading.done()
+        parts[b"no!"].set()
+        assert await reading == b"no!"
+        parts[b"bad"].set()
+        with pytest.raises(Refused):
+            await anext(stream)
+    assert seen == [b"one", b"two", b"no!", b"bad"]
+
+
 async def test_a_read_that_is_cancelled_loses_nothing(transport: NetworkTransport) -> None:
     go = asyncio.Event()
 
