@@ -29,7 +29,7 @@ from responses_mw.auth import ANONYMOUS
 from responses_mw.cache import Cache, Embeddings
 from responses_mw.cache.entry import Entry, Key, pack
 from responses_mw.cache.guard import signature
-from responses_mw.cache.search import Scan, decode_vectors, encode_vector, unit_vector
+from responses_mw.cache.vectors import Scan, decode_vectors, encode_vector, unit_vector
 from responses_mw.crypto import Sealer
 from responses_mw.protocol.request.create import parse
 from responses_mw.settings import Settings

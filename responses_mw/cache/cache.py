@@ -32,10 +32,10 @@ from . import guard
 from .embeddings import MAX_TEXT_LENGTH, Embedding, Embeddings, Headers, Scope
 from .entry import Entry, Key, Text, Uncacheable, key_of, pack, replay, texts_of, unpack
 from .policy import Hit, Miss, Policy
-from .store import Entries, LookupResult, Page, Redis
+from .store import Entries, EntryPage, LookupResult, Redis
 
 if TYPE_CHECKING:
-    from .search import Match, Scan
+    from .vectors import Match, Scan
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Cache:
         self._embeddings = embeddings
         self._scan: Scan | None = None
         if embeddings is not None:
-            from .search import Scan  # needs numpy, an optional dependency
+            from .vectors import Scan  # needs numpy, an optional dependency
 
             self._scan = Scan(self.entries, embeddings.space, memory_bytes)
         self._sealer = sealer
@@ -163,7 +163,7 @@ class Cache:
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _MAX_PAUSE)
 
-    async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
+    async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: EntryPage | None) -> Hit | None:
         """Return a hit for the nearest entry that the guard accepts, if any."""
         miss.vector = embedding = miss.vector or embed()
         if not embedding.done():

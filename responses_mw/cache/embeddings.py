@@ -24,7 +24,7 @@ from ..telemetry.tracing import measured_embedding
 from .guard import RULES, difference, signature
 
 if TYPE_CHECKING:
-    from .search import Vector
+    from .vectors import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Embeddings:
     def __init__(
         self, transport: httpx.AsyncBaseTransport, base: str, settings: CacheSettings, api_key: SecretStr | None = None
     ) -> None:
-        from .search import unit_vector
+        from .vectors import unit_vector
 
         assert settings.embedding_model is not None
         self._unit_vector = unit_vector

@@ -27,7 +27,7 @@ from .guard import Signature
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from .search import Vector
+    from .vectors import Vector
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")

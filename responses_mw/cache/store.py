@@ -50,7 +50,7 @@ class Redis(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class EntryPage:
     """Entries that were added to a partition after entry number `after`.
 
     Each of `entries` is an id, a number, and `<expiry (ms)>:<vector>`, or empty bytes if the entry has no vector in `space`.
@@ -67,7 +67,7 @@ class Page:
     full: bool
 
     @classmethod
-    def parse(cls, space: str, after: int, limit: int, generation: bytes, reply: list[bytes]) -> Page:
+    def parse(cls, space: str, after: int, limit: int, generation: bytes, reply: list[bytes]) -> EntryPage:
         """Parse the `reply` of `since` in `lua/lib.lua`."""
         last, removals, *rest = reply
         entries = [(id_.decode(), int(at), kept) for id_, at, kept in zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
@@ -89,7 +89,7 @@ class LookupResult:
     generation: str
     record: bytes = b""
     left: float = 0.0
-    page: Page | None = None  # the new entries of the partition, if requested and there is no hit
+    page: EntryPage | None = None  # the new entries of the partition, if requested and there is no hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Entries:
         verdict, generation, *rest = await self._redis.script(_LOOKUP, [self._key(key)], args)
         if verdict == b"hit":
             return LookupResult("hit", generation.decode(), rest[0], rest[1] / 1000)
-        page = Page.parse(*known, _LOOKUP_PAGE, generation, rest[0]) if known is not None else None
+        page = EntryPage.parse(*known, _LOOKUP_PAGE, generation, rest[0]) if known is not None else None
         return LookupResult(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
@@ -134,10 +134,10 @@ class Entries:
         reply = await self._redis.script(_READ, [self._key(key)], ids)
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
-    async def since(self, key: Key, space: str, after: int, limit: int) -> Page:
+    async def since(self, key: Key, space: str, after: int, limit: int) -> EntryPage:
         """Return a page of up to `limit` entries of the partition of `key` with a number above `after`."""
         generation, reply = await self._redis.script(_SINCE, [self._key(key)], [key.partition, space, after, limit])
-        return Page.parse(space, after, limit, generation, reply)
+        return EntryPage.parse(space, after, limit, generation, reply)
 
     async def keep(
         self,

@@ -14,7 +14,7 @@ import openai
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
-from .servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
+from .tour_servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
 
 PACE = 0.02  # seconds per token: slow enough to see answers stream
 _LABELS = {"response.reasoning_text.delta": "thought", "response.output_text.delta": "answer"}

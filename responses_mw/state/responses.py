@@ -15,7 +15,7 @@ from .client import Args, Client
 from .conversations import Conversations
 from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
 from .schema import Address, check_version, item_blobs, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
-from .turns import Segments, resolve
+from .segments import Segments, resolve
 from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, Turn, page
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 

@@ -56,7 +56,7 @@ class CodeInterpreter(ServerTool):
     types = frozenset({"code_interpreter"})
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        from .connection import MCPConnection
+        from .mcp_connection import MCPConnection
 
         container = {"type": tool["container"]} if isinstance(tool["container"], str) else tool["container"]
         calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
@@ -99,7 +99,7 @@ class CodeInterpreter(ServerTool):
         If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
         result is `failed` if the sandbox is unavailable or ended the container, but not if the code raised an exception.
         """
-        from .session import MCPFailure
+        from .mcp_session import MCPFailure
 
         given = (parse_arguments(arguments) or {}).get("code")
         code = given if isinstance(given, str) else arguments

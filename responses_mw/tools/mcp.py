@@ -26,7 +26,7 @@ from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:
-    from .session import MCPTarget
+    from .mcp_session import MCPTarget
 
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
@@ -85,7 +85,7 @@ def _check_server(tool: Tool, path: str, settings: ToolSettings) -> None:
 
 
 def _server_url(value: Any, path: str, settings: ToolSettings) -> str:
-    from .guard import fault_of
+    from .guarded_transport import fault_of
 
     url = checks.string(value, path, max_length=_MAX_URL)
     if fault := fault_of(url, allow_private=settings.allow_private_urls):
@@ -144,7 +144,7 @@ class MCPServer(ServerTool):
     types = frozenset({"mcp"})
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        from .connection import MCPConnection
+        from .mcp_connection import MCPConnection
 
         self.label: str = tool["server_label"]
         self.listing: Item | None = None
@@ -321,7 +321,7 @@ def sandbox_server(settings: ToolSettings) -> ToolServer:
 
 def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
     """Return the parameters for connecting to `server`, or to the `server_url` of `tool` if `server` is None."""
-    from .session import MCPTarget
+    from .mcp_session import MCPTarget
 
     settings = context.settings
     headers = {**context.trace_headers, **_headers_of(tool, server)}

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from responses_mw.cache import Embeddings
 from responses_mw.cache.embeddings import NoEmbedding
-from responses_mw.cache.search import decode_vectors, encode_vector, unit_vector
+from responses_mw.cache.vectors import decode_vectors, encode_vector, unit_vector
 from tests.cache.asking import EmbeddingServer, settings
 
 if TYPE_CHECKING:

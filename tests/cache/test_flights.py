@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from responses_mw.cache import Cache
-    from responses_mw.cache.search import Vector
+    from responses_mw.cache.vectors import Vector
     from tests.cache.conftest import OpenCache
     from tests.support.servers import Serve
     from tests.support.valkey import Plain

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from responses_mw.demo.servers import demo_upstream, our_server
+from responses_mw.demo.tour_servers import demo_upstream, our_server
 from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "deploy" / "load.py"

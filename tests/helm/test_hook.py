@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from responses_mw.demo.servers import demo_upstream, our_server
+from responses_mw.demo.tour_servers import demo_upstream, our_server
 from tests.helm.rendering import REQUIRED, render
 
 

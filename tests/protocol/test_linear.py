@@ -26,7 +26,7 @@ from responses_mw.protocol.request.tools import check_tool_choice, check_tools, 
 from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
-from responses_mw.protocol.tool_kinds.client import as_pattern
+from responses_mw.protocol.tool_kinds.client_defined import as_pattern
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
 
 TIMES = 4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.tool_kinds.client import MAX_LENGTH, as_pattern
+from responses_mw.protocol.tool_kinds.client_defined import MAX_LENGTH, as_pattern
 
 TIMESTAMP = (
     r"^(?P<month>January|February)\s+(?P<day>\d{1,2})(?:st|nd|rd|th)?\s+(?P<year>\d{4})\s+at\s+"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.state import Chain, Missing, State, StateOptions
-from responses_mw.state.turns import TURN_OVERHEAD
+from responses_mw.state.segments import TURN_OVERHEAD
 from tests.support.stored import ALICE, BOB, continued, history, respond, turns
 
 if TYPE_CHECKING:

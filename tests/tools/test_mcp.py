@@ -261,7 +261,7 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    monkeypatch.setattr("responses_mw.tools.guard.resolve", resolve)
+    monkeypatch.setattr("responses_mw.tools.guarded_transport.resolve", resolve)
     async with aclosing(server(check(tool(server_url=url)))) as public:
         with pytest.raises(BadRequest, match="weather"):
             await public.list_tools()

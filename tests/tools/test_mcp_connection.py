@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
-from responses_mw.tools.connection import MCPConnection
-from responses_mw.tools.session import MCPTarget
+from responses_mw.tools.mcp_connection import MCPConnection
+from responses_mw.tools.mcp_session import MCPTarget
 from tests.support.mcp_servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def output_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the maximum size of a tool's output."""
 
     def limit(size: int) -> None:
-        monkeypatch.setattr("responses_mw.tools.connection.MAX_OUTPUT_BYTES", size)
-        monkeypatch.setattr("responses_mw.tools.session._MAX_ANSWER_BYTES", 8 * size + 64 * 1024)
+        monkeypatch.setattr("responses_mw.tools.mcp_connection.MAX_OUTPUT_BYTES", size)
+        monkeypatch.setattr("responses_mw.tools.mcp_session._MAX_ANSWER_BYTES", 8 * size + 64 * 1024)
 
     return limit
 
@@ -334,7 +334,7 @@ async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
 
 
 async def test_too_many_tools_are_a_424(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("responses_mw.tools.connection.MAX_MCP_TOOLS", 3)
+    monkeypatch.setattr("responses_mw.tools.mcp_connection.MAX_MCP_TOOLS", 3)
     async with aclosing(connection(plain)) as weather:
         with pytest.raises(UpstreamError, match="more than 3 tools"):
             await weather.list_tools()

@@ -13,7 +13,7 @@ from ..request import checks
 from ..request.checks import among, by_type, chain, fields, open_object
 from ..response.text import listing
 from ..types import Item, Part, Tool
-from .client import CUSTOM, FUNCTION, TOOL_SEARCH
+from .client_defined import CUSTOM, FUNCTION, TOOL_SEARCH
 from .form import (
     USUAL_STATUSES,
     CallForm,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.tools import guard
-from responses_mw.tools.guard import AddressRefused, GuardedTransport, checked_addresses, fault_of, is_public
+from responses_mw.tools import guarded_transport
+from responses_mw.tools.guarded_transport import AddressRefused, GuardedTransport, checked_addresses, fault_of, is_public
 from tests.support.mcp_servers import answering
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> Answer:
         async def resolve(host: str, port: int) -> list[str]:
             return list(addresses)
 
-        monkeypatch.setattr(guard, "resolve", resolve)
+        monkeypatch.setattr(guarded_transport, "resolve", resolve)
 
     return answer
 
@@ -191,7 +191,7 @@ async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
 
-    monkeypatch.setattr(guard, "resolve", rebinding)
+    monkeypatch.setattr(guarded_transport, "resolve", rebinding)
     response = await get(GuardedTransport(1000, allow_private=True), f"http://name.example:{url.port}/")
     assert response.text == "here"
     assert asked == ["name.example"]
@@ -215,8 +215,8 @@ async def test_a_redirect_to_a_private_address_is_refused(serve: Serve, resolved
         """Takes the first server for public, and nothing else."""
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-            guard = lenient if request.url.host == "public.example" else strict
-            return await guard.handle_async_request(request)
+            chosen = lenient if request.url.host == "public.example" else strict
+            return await chosen.handle_async_request(request)
 
     lenient, strict = GuardedTransport(1000, allow_private=True), GuardedTransport(1000, allow_private=False)
     async with lenient, strict:

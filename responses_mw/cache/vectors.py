@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .entry import Key
-from .store import MAX_PARTITION_ENTRIES, Entries, Page
+from .store import MAX_PARTITION_ENTRIES, Entries, EntryPage
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class Scan:
         return self._latest, partition.last if partition is not None else 0
 
     async def nearest(
-        self, key: Key, vector: Vector, threshold: float, count: int = MAX_MATCHES, page: Page | None = None
+        self, key: Key, vector: Vector, threshold: float, count: int = MAX_MATCHES, page: EntryPage | None = None
     ) -> list[Match]:
         """Return up to `count` entries that reach the threshold, nearest first.
 
@@ -157,7 +157,7 @@ class _Partition:
     def _forget(self, entry: str) -> None:
         self._record_bytes -= len(self.records.pop(entry, (b"", 0))[0])
 
-    def update(self, page: Page) -> bool:
+    def update(self, page: EntryPage) -> bool:
         """Add the entries of a page, which may arrive late or twice. Return False if further entries must be read."""
         if page.space != self.space:
             return False

@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
 from ..version import VERSION
-from .guard import SESSION_HEADER, UNREACHABLE, GuardedTransport
+from .guarded_transport import SESSION_HEADER, UNREACHABLE, GuardedTransport
 from .mcp import MAX_OUTPUT_BYTES
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
 from . import ToolResult, cut, failure
-from .guard import HTTP_FAULT, UNREACHABLE
+from .guarded_transport import HTTP_FAULT, UNREACHABLE
 from .mcp import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES
-from .session import MCPFailure, MCPSession, MCPTarget, open_session
+from .mcp_session import MCPFailure, MCPSession, MCPTarget, open_session
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.entry import Key
-from responses_mw.cache.search import Scan, VectorTable, decode_vectors, encode_vector, unit_vector
-from responses_mw.cache.store import Entries, Page
+from responses_mw.cache.store import Entries, EntryPage
+from responses_mw.cache.vectors import Scan, VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 from tests.cache.asking import ALICE, BOB, settings
@@ -20,7 +20,7 @@ from tests.cache.asking import ALICE, BOB, settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from responses_mw.cache.search import Vector
+    from responses_mw.cache.vectors import Vector
     from responses_mw.state import Client
     from tests.support.valkey import Plain
 
@@ -161,7 +161,7 @@ async def test_pages_that_come_late_or_again_take_nothing_away(url: str, steps: 
     here, vector = key_in(partition(), ""), unit_vector([1, 0, 0, 0, 0, 0])
     await search.nearest(here, vector, 0.9)
     kept: set[str] = set()
-    pages: list[tuple[Page | None, set[str]]] = [(None, kept)]
+    pages: list[tuple[EntryPage | None, set[str]]] = [(None, kept)]
     for step, number in steps:
         if step == "keep":
             name = f"e{len(kept)}"
