@@ -213,13 +213,17 @@ def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream 
 
 
 async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel `exchange` when the client disconnects."""
+    """Cancel `exchange` when the client disconnects, or when `receive` fails."""
     if isinstance(body, _RequestBody):
         await body.over.wait()  # until the body is complete, the body calls `receive`
         if body.aborted:
             exchange.cancel()
             return
-    await cancel_on_disconnect(receive, exchange)
+    try:
+        await cancel_on_disconnect(receive, exchange)
+    except Exception as error:  # noqa: BLE001 (without a watcher, the upstream would go on for a client that has left)
+        logger.warning("the connection of a client failed: %r", error)
+        exchange.cancel()
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -447,6 +447,21 @@ async def test_a_client_told_gone_only_once_ends_the_exchange(
     assert sent == []
 
 
+async def test_a_receive_that_fails_ends_the_exchange(transport: httpx.AsyncBaseTransport) -> None:
+    messages = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            raise OSError("the client is gone")
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client, asyncio.timeout(5):
+        await ReverseProxy(client, upstream)(HTTP_SCOPE, receive, send)
+
+
 async def test_a_target_that_is_no_path_is_a_bad_request() -> None:
     async with httpx.AsyncClient(verify=False) as client:
         proxy = ReverseProxy(client, "http://127.0.0.1:9")
