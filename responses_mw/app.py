@@ -72,8 +72,9 @@ async def open_upstream(
 ) -> AsyncIterator[Upstream]:
     """Open a client for the server at `upstream.url` or, if no URL is set, for `app`. A given `transport` is closed on exit."""
     url = settings.upstream.url
-    async with transport or (network_transport() if url else ASGITransport(app)) as opened:
-        upstream = Upstream(opened, url or IN_PROCESS + settings.server.base_path, settings.upstream)
+    transport = transport or (network_transport() if url else ASGITransport(app))
+    async with transport:
+        upstream = Upstream(transport, url or IN_PROCESS + settings.server.base_path, settings.upstream)
         if url is not None:  # otherwise, the wrapped application has not started yet
             await _detect(upstream, url)
         yield upstream
@@ -89,7 +90,7 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in Redis or, if `redis.url` is not set, in an embedded Valkey. Yield None if Valkey is not installed.
+    """Open the state in Redis or, if `redis.url` is not set, in an embedded one. Yield None if no embedded one is installed.
 
     An unavailable Redis is used as soon as it is available. Raises `StartupError` if `redis.url` is invalid, or if Redis is
     unsuitable or may evict data.

@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from responses_mw import ResponsesMiddleware, Settings, create_app
+from responses_mw.app import open_upstream
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.support.configured import make_settings
 from tests.support.oracle import check, stream, whole
@@ -249,6 +250,16 @@ async def test_the_lifespan_of_the_host_runs(upstream: ScriptedUpstream, redis_u
         assert upstream.started
         assert not upstream.stopped
     assert upstream.stopped
+
+
+async def test_a_given_transport_is_used_whatever_its_entry_returns(upstream: ScriptedUpstream) -> None:
+    class Given(ASGITransport):
+        async def __aenter__(self) -> None:  # type: ignore[override]
+            await super().__aenter__()
+
+    given = Given(upstream)
+    async with open_upstream(upstream, make_settings(), given) as opened:
+        assert opened.transport is given
 
 
 @pytest.mark.parametrize("lifespan", ["off", "auto"])
