@@ -44,7 +44,8 @@ class Sealer:
     def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
         """`secret_keys` are secrets of at least 32 characters. The first one is used to seal and sign.
 
-        If `secret_keys` is empty, the only secret is `default`, which the processes of one server share, or else random.
+        If `secret_keys` is empty, the only secret is `default`, which the processes of one server can share. If `default` is
+        not set either, a random secret is used.
         """
         self.is_shared = bool(secret_keys)
         if not secret_keys:

@@ -202,7 +202,10 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return `item` as the API returns it, with complete content parts, and with optional members only if in `include`."""
+    """Return `item` as the API returns it. Optional members are omitted unless `include` lists them.
+
+    Content parts get the types and default members of the API.
+    """
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)

@@ -48,7 +48,10 @@ _ITEM_IDENTITY = frozenset({"id", "status"})
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The key of a request. `exact` is the hash of `partition` and `text`."""
+    """The cache key of a request.
+
+    `text` is the last user text. `partition` is a hash of everything else that affects the answer. `exact` is a hash of both.
+    """
 
     owner: str
     partition: str
@@ -190,8 +193,7 @@ def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, 
     """Return the texts of a finished answer, or None if the answer is not cacheable.
 
     An answer is not cacheable if it failed, is incomplete, is a refusal, has a tool call, or contains anything that a replay
-    would lose. `summary` is None for a Chat Completions upstream. For an upstream with a Responses API, `summary` is whether a
-    replay turns reasoning into a summary.
+    would lose. `summary` is whether a replayed answer shows reasoning as a summary, or None for a Chat Completions upstream.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None

@@ -188,7 +188,10 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Compare the two texts. Return the exit status: 0 for a hit, 1 for a miss, 2 if the texts or the settings are invalid."""
+    """Print whether the answer to one text would be a cache hit for the other.
+
+    Return the exit status: 0 for a hit, 1 for a miss, 2 if the texts or the settings are invalid.
+    """
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey server, and two of our servers."""
+"""The servers of the demo tour: the demo upstream and an MCP server in threads, a Valkey server, and two replicas."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Deployment:
 
 @contextmanager
 def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Run two replicas, the first one at `host` and `port`, their Valkey server and an MCP server.
+    """Run two replicas, a Valkey server and an MCP server, and yield the first replica and the deployment.
 
-    Raises `ServerFailed` if a replica does not start.
+    The first replica listens on `host` and `port`. Raises `ServerFailed` if a replica does not start.
     """
     with ExitStack() as stack:
         valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))

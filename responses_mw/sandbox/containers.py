@@ -39,7 +39,7 @@ _INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; removed bef
 
 
 class SandboxError(Exception):
-    """An error whose message is sent to the caller or, at startup, printed."""
+    """Raised if isolation is too weak, or if a container is unavailable or fails. Users of the sandbox see the message."""
 
 
 class _Reply(BaseModel):

@@ -144,9 +144,9 @@ class Jobs:
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
         """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 
-        `batches` has the response id, the token and the batch of each job. Return for each job whether its batch is in the log.
-        A batch is refused if another worker holds the job, if the job has ended, if Redis has lost the end of the log, or if
-        the record or log is damaged. A repeated call changes nothing.
+        `batches` contains the response id, the token and the batch of each job. Return for each job whether its batch is in the
+        log. A batch is refused if another worker holds the job, if the job has ended, if Redis has lost the end of the log, or
+        if the record or log is damaged. A repeated call appends nothing, but extends the leases again.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
@@ -168,7 +168,10 @@ class Jobs:
         return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of a compressed log that end after event `number`. Raises Damaged."""
+        """Return the next batches of events after event `number` from a compressed log. Raises Damaged.
+
+        The first batch may also contain earlier events.
+        """
         return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
 
     async def compress(self, response_id: str) -> bool:

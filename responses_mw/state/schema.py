@@ -95,7 +95,10 @@ def response_address(response_id: str) -> Address:
 
 
 def item_address(item_id: str) -> Address:
-    """Return the address of the response that created item `<prefix>_<tag><random><n>`. Raises Missing for another form."""
+    """Return the address of the response that created the item `<prefix>_<tag><random><n>`.
+
+    Raises Missing if the id has a different form.
+    """
     return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 

@@ -59,7 +59,7 @@ class Usage:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Check a request of `owner` against a rate of `per_minute` requests. Only an allowed request uses up the rate."""
+        """Check whether `owner` may send a request now, at most `per_minute` a minute. Only allowed requests are counted."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
@@ -109,9 +109,9 @@ class Ledger:
                 is_late = True
 
     async def flush(self) -> None:
-        """Add the usage counted since the last call to the daily totals.
+        """Add all usage that has not been stored yet to the daily totals in Redis.
 
-        Raises StateUnavailable if Redis did not confirm a batch. The next call repeats that batch.
+        Raises StateUnavailable if Redis does not confirm a batch. The next call retries that batch.
         """
         if self._batch:
             await self._add()

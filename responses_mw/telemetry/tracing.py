@@ -214,7 +214,7 @@ def measure_round_trip(operation: str, seconds: float, error: Exception | None =
 
 @contextmanager
 def measured_embedding(model: str) -> Iterator[None]:
-    """Record the duration of the `with` block as that of an embedding, and the class of its error."""
+    """Record the duration of the `with` block, which requests one embedding, and the class of the error if it raises one."""
     attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
     try:
         yield
@@ -233,7 +233,7 @@ def count_state_error(error: Exception) -> None:
 def tool_call_span(
     name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str
 ) -> Iterator[Callable[[Any, bool], None]]:
-    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of this span.
+    """Trace and measure a call to the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of this span.
 
     `label` is the label of the MCP server. `kind` and `server` are label values of a metric, so they must not be chosen by
     clients. Yield a function `record(content, failed)` that records the call's result and whether the tool failed.

@@ -220,7 +220,7 @@ class MCPServer(ServerTool):
         return all(limit is None or _matches(limit, listed) for limit in self._limits)
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether a call of the tool `listed`, an entry of the server's list, requires an `mcp_approval_response`.
+        """Return whether a call to the tool `listed`, an entry of the server's list, requires an `mcp_approval_response`.
 
         The request's rule takes precedence over the operator's rule. Without a rule, all calls require an approval. If the rule
         consists of filters, only tools that match `never` but not `always` can be called without an approval.

@@ -113,7 +113,7 @@ class Backend(ABC):
 
     @abstractmethod
     def cached_summary(self, request: CreateResponse) -> bool | None:
-        """Return whether a replay shows reasoning as a summary, or None if every replay is identical to the answer."""
+        """Return whether a replayed answer shows reasoning as a summary, or None for a Chat Completions upstream."""
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:

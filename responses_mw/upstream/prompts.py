@@ -273,7 +273,10 @@ class PrefillProof:
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
-        """Return whether the upstream continues messages with `model`. Raises `UpstreamError` if a request fails."""
+        """Return whether the upstream, with `model`, continues the last message of a request instead of answering it.
+
+        Raises `UpstreamError` if a request fails.
+        """
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False

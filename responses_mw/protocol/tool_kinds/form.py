@@ -85,7 +85,7 @@ class ItemKind:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. `types` lists the values of `type` in its definitions, and `items` describes its items by type."""
+    """One kind of tool. `types` are its values of `type` in definitions. `items` maps the types of its items to `ItemKind`s."""
 
     types: tuple[str, ...]
     items: Mapping[str, ItemKind]

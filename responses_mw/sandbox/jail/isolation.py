@@ -61,7 +61,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def checked(result: int) -> int:
-    """Return the result of a call of the C library. Raises `OSError` with the library's errno if `result` is -1."""
+    """Return `result`, which a C function returned. If it is -1, raise `OSError` with the C library's errno."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
