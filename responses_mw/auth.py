@@ -102,8 +102,8 @@ def _read_lines(entry: str) -> list[str]:
 def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 
-    The owner is a hash of the tenant, which a trusted gateway sends in `auth.tenant_header`, if this header is configured; or
-    else of the API key's name; or else of the credential. A request without a credential has the owner `ANONYMOUS`.
+    If `auth.tenant_header` is set, the owner is a hash of the tenant that a trusted gateway sends in this header. Otherwise, it
+    is a hash of the API key's name or, without API keys, of the credential. Without a credential, the owner is `ANONYMOUS`.
 
     Raises `BadRequest` if the tenant is missing, empty or sent more than once, and `Forbidden` if the request names a tenant
     but its API key is not in `auth.tenant_keys`.

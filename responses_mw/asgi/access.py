@@ -70,8 +70,8 @@ class Origins:
     """The web pages whose requests with side effects are accepted.
 
     Any web page can make a browser send a POST request to any address, which matters if the upstream requires no credential.
-    Accepted are requests without `Origin` and `Sec-Fetch-Site`, requests from pages of our own host, and requests from pages
-    whose origin is in `allowed`. There is no protection against DNS rebinding.
+    A request is accepted if it has neither `Origin` nor `Sec-Fetch-Site`, if it comes from a page of this server's host, or if
+    the page's origin is in `allowed`. There is no protection against DNS rebinding.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:

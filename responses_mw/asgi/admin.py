@@ -59,7 +59,7 @@ class Admin:
     """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` are the readiness checks by name. `state` provides the usage of owners, if the server has stored state."""
+        """`checks` maps names to readiness checks. `state` provides the usage of owners, if the server has stored state."""
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()

@@ -40,7 +40,9 @@ _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 async def once(
     headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the guard of a request with the decoded `body`, or None if `headers` contain no `Idempotency-Key`.
+    """Return the guard against running a request twice, or None if `headers` contain no `Idempotency-Key`.
+
+    `body` is the decoded body of the request.
 
     Raises `BadRequest` if the key is invalid, if the request sets `store: false`, or if `state` is None.
     """
@@ -71,8 +73,8 @@ class OnceOnly:
     async def earlier(self, *, wait: bool) -> Stored | None:
         """Return the response that has been created with the key, or reserve the key and return None.
 
-        While another request is creating the response, wait if `wait` is true, or else raise `Conflict`. Raises `BadRequest` if
-        the key was used with another body, `Missing` if the response has been deleted, and the errors of the gate.
+        While another request is creating the response, wait if `wait` is true, otherwise raise `Conflict`. Raises `BadRequest`
+        if the key was used with another body, `Missing` if the response has been deleted, and the errors of the gate.
         """
         await self.gate()
         pause = _MIN_PAUSE

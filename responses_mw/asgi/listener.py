@@ -128,7 +128,7 @@ class HTTPProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with checks of upgrade requests.
 
     An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
-    connection is closed after the response. Invalid upgrade requests and invalid HTTP get a 400 in OpenAI's format.
+    connection is closed after the response. The response to an invalid request is a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None

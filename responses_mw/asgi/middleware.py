@@ -38,7 +38,7 @@ class Application:
 class Dispatcher:
     """ASGI middleware that passes requests for our paths to the application, and all other requests to `app`.
 
-    The application is opened when the lifespan starts, or else on the first request.
+    The application is opened when the lifespan starts or, if there is no lifespan, on the first request.
     """
 
     def __init__(

@@ -235,7 +235,10 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """Return the headers to forward, with the client's address, and with the other `X-Forwarded-*` headers if missing."""
+    """Return the headers to forward.
+
+    The client's address is appended to `X-Forwarded-For`. The other `X-Forwarded-*` headers are added if they are missing.
+    """
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
     client, server = scope.get("client"), scope.get("server")

@@ -183,7 +183,7 @@ def included(request: Request) -> frozenset[str]:
 
 
 _PARTS = {"message": "content", "reasoning": "content", "function_call_output": "output"}
-"""The member that contains the content parts, by type of item."""
+"""Maps the types of items to the member that contains the content parts."""
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _DEFAULTS: dict[str, dict[str, Any]] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}

@@ -50,8 +50,8 @@ def add_headers(scope: Scope, headers: HeaderSource) -> None:
 class TelemetryMiddleware:
     """ASGI middleware that records a span, metrics and an access log line for each HTTP request to `app`.
 
-    The request id is the client's `X-Request-Id` if it is valid, or else a new id, and is sent in the response. Nothing is
-    recorded per token. Each ASGI message costs only one additional call.
+    The request id is the client's `X-Request-Id` if it is valid, otherwise a new id. The response contains the request id.
+    Nothing is recorded per token. Each ASGI message costs only one additional call.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
@@ -155,7 +155,7 @@ def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, ke
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]] = ()) -> str:
-    """Return the client's request id if it is valid, or else a new id."""
+    """Return the client's request id if it is valid, otherwise a new id."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
 

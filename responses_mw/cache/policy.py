@@ -60,10 +60,11 @@ _options = checks.closed_object(
 
 
 def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored: bool) -> Policy:
-    """Return the policy of a request. Raises `BadRequest` for an invalid value.
+    """Return the policy of a request. Raises `BadRequest` if a value is invalid.
 
-    `body` is the request's `cache` field and `header` its `X-Responses-Cache` header, or None if not given. `stored` is the
-    request's `store`. An answer to a request with `store: false` is cached only if the request itself names a mode.
+    `body` is the request's `cache` field, and `header` its `X-Responses-Cache` header. Each is None if the request does not
+    contain it. `stored` is the request's `store`. An answer to a request with `store: false` is cached only if the request
+    itself names a mode.
     """
     asked = _parse_header(header)
     if isinstance(body, str):

@@ -21,13 +21,13 @@ from ..upstream.prompts import PrefillProof
 _PATIENCE = 10.0
 """Maximum value of `upstream.timeout` and `tools.timeout`, and value of `cache.timeout`, during the check."""
 _MAX_PROVEN = 8
-"""Maximum number of models for which the continuation of interrupted answers is tested. Each test generates one token."""
+"""Maximum number of models whose continuation of interrupted answers is tested. Each test generates one token."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    `unknown` lists the unknown environment variables, which count as a failure. `check_ports` may raise `OSError`.
+    `unknown` are the names of unknown environment variables. If there are any, a test fails. `check_ports` may raise `OSError`.
     """
     hasty = settings.model_copy(
         update={

@@ -53,7 +53,7 @@ def _make_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text, or else the tool with the most similar description."""
+    """Return the tools whose names share a word with the user's text, otherwise the tool with the most similar description."""
     said = _keywords(request.user_text)
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     if by_name:
@@ -303,7 +303,7 @@ class _Values:
         raise SchemaError(f"Invalid type: {kind}")
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Return `schema`, or the definition to which its `$ref` refers."""
+        """Return `schema`, or the definition that its `$ref` refers to."""
         for _ in range(_TOO_DEEP):
             if not isinstance(schema, dict):
                 raise SchemaError(f"a schema must be an object, not {schema!r}")

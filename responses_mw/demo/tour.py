@@ -25,9 +25,9 @@ class CheckFailed(Exception):
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Run the tour with our server at `host` and `port`, which are described in `our_server`. Return the exit status.
+    """Run the tour, and return the exit status. `host` and `port` are passed to `our_server` for the first replica.
 
-    Unless `once` is true, the servers keep running after the tour until Ctrl-C.
+    Unless `once` is true, the servers keep running after the tour until Ctrl-C is pressed.
     """
     _end_on_signals()
     try:
@@ -48,7 +48,7 @@ def run_tour(once: bool, host: str, port: int | None) -> int:
 
 
 def run_steps(site: Deployment) -> int:
-    """Run all steps. Return 0 if all steps succeeded, or else 1."""
+    """Run all steps. Return 0 if all steps succeeded, otherwise 1."""
     failed = 0
     for number, (title, step) in enumerate(STEPS, 1):
         print(f"\n{_styled(f'{number}. {title}')}")

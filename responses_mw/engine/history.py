@@ -107,7 +107,7 @@ class History:
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
         """Return whether the request asks for storage and there is a state store that is not nearly full.
 
-        Raises `OverQuota` if the owner's quota has no room for the request.
+        Raises `OverQuota` if storing the request would exceed the owner's quota.
         """
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")

@@ -56,7 +56,7 @@ _Variables = Mapping[str, str | Part]
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """One version of a prompt. `defaults` has the request parameters other than `instructions` and `input`."""
+    """One version of a prompt. `defaults` are its request parameters other than `instructions` and `input`."""
 
     instructions: str | None = None
     input: list[Item] = field(default_factory=list)

@@ -90,14 +90,14 @@ class Run:
     context: RunContext
     assembler: ResponseBuilder
     history: History
-    """The history to which the response is committed."""
+    """The history that the response continues and is committed to."""
     toolbox: Toolbox | None = None
     outlet: Outlet | None = None
-    """The outlet for deltas, or None if the reader has none."""
+    """The outlet that deltas may be passed to. If None, the run yields all events."""
     offered: list[OfferedFunction] = field(default_factory=list)
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
-    """The results of the calls made in this run, by the id of the call's item."""
+    """Maps the ids of call items to the results of the calls made in this run."""
     looked_up: Hit | Miss | Uncacheable | None = None
     """The result of the cache lookup, or None if the cache was not used."""
     turn: OpenTurn | None = None
@@ -109,7 +109,7 @@ class Run:
     first_events: list[Event] | None = None
     """The first events of a run from `Runner.resume`, which replace those of `ResponseBuilder.start`."""
     phase: Phase = Phase.NOTHING
-    """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
+    """The phase that the turn had reached when another worker left it unfinished, or when the run failed."""
     continuations: int = 0
     """Number of times that this run was continued after an interruption."""
     earlier_continuations: int = 0
@@ -221,7 +221,7 @@ class Run:
 
 _DRAIN_INTERVAL = 0.05
 _UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message with which a host application's uvicorn cancels requests at shutdown."""
+"""Part of the message of uvicorn's cancellation of requests when a host application shuts down."""
 
 
 class Drain:
@@ -252,7 +252,7 @@ class Drain:
         return True
 
     def error(self) -> Unavailable:
-        """Return the error with which the shutdown ends a run."""
+        """Return the error of a run that the shutdown ends."""
         return Unavailable("The server is shutting down.")
 
 

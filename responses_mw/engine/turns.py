@@ -211,7 +211,7 @@ class TurnLoop:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
-        """Request the current turn, of which the client has seen `phase`, and return it once its answer has begun.
+        """Request the current turn, and return it once its answer has begun. `phase` is what the client has seen of the turn.
 
         Returns None if the client has seen text that the upstream cannot continue. Returns `broken`, the interrupted turn, if
         its text already has the maximum number of tokens. Raises `APIError`.

@@ -245,7 +245,7 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # An interruption counts as an attempt, because the request itself may crash the upstream.
+        # A run that was interrupted is treated as an attempt, because the request itself may crash the upstream.
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
         ):

@@ -26,8 +26,8 @@ class PartKind(NamedTuple):
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
     """Convert content parts to the content of a chat message.
 
-    A single text becomes a string. With `flat`, several texts are joined into a string as well. Raises `BadRequest` for an
-    invalid file, and for a part that the dialect does not support.
+    A single text becomes a string. With `flat`, several texts are joined into a string as well. Raises `BadRequest` if a file
+    is invalid, or if the dialect does not support a part.
     """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
@@ -37,7 +37,7 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
     """Convert the output of a call to a tool message with its text, and to the other parts for the next user message.
 
-    Raises `BadRequest` for an invalid file, and for a part that the dialect does not support.
+    Raises `BadRequest` if a file is invalid, or if the dialect does not support a part.
     """
     content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]

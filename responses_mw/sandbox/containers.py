@@ -69,7 +69,7 @@ class PythonResult(BaseModel):
 
 
 class Containers:
-    """The containers by id, as an async context manager that ends all containers on exit.
+    """Async context manager for containers. All containers are ended on exit.
 
     The entry selects the strongest isolation available. It raises `SandboxError` if the kernel grants no isolation that the
     settings permit.

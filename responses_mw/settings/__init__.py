@@ -167,7 +167,7 @@ class Settings(BaseSettings):
 
 
 def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
-    """Return the groups of `settings` by name."""
+    """Return a mapping from the names of groups to the groups of `settings`."""
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Group)}
 

@@ -272,7 +272,7 @@ class CacheSettings(Group):
     namespace: str = ""
     """part of every cache key; changing it invalidates the cache"""
     timeout: Duration = Field(0.3, gt=0)
-    """timeout of the cache's Redis calls and of an embedding; a timeout counts as a cache miss"""
+    """timeout of the cache's Redis calls and of an embedding; a timeout is treated as a cache miss"""
     max_owner_bytes: Size = Field(1024**3, gt=0)
     """maximum size of an owner's cached answers"""
 

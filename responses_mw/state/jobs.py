@@ -1,4 +1,4 @@
-"""Background responses that have not ended: their records, leases and event logs, and the queue in which they wait."""
+"""Background responses that have not ended: their records, leases and event logs, and the queue of waiting jobs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Jobs:
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Release the job, whose run does not count as an attempt, and store `job.continuations`."""
+        """Release the job and store `job.continuations`. The run does not count towards the maximum number of attempts."""
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
@@ -130,8 +130,8 @@ class Jobs:
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
         """Release the job for a retry after an upstream `error`. Return False if another worker holds the job or it has ended.
 
-        The job fails if it makes no progress for `seconds` after its first error. `is_attempt` means that the run counts as an
-        attempt.
+        The job fails if it makes no progress for `seconds` after its first error. If `is_attempt` is true, the run counts
+        towards the maximum number of attempts.
         """
         args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
@@ -216,7 +216,7 @@ class Jobs:
 
 
 class Backlog(NamedTuple):
-    """The number of waiting `jobs`, and the `seconds` for which the oldest job has waited."""
+    """The number of waiting `jobs`, and the `seconds` that the oldest job has waited."""
 
     jobs: int
     seconds: float

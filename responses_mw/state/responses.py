@@ -96,7 +96,7 @@ class Responses:
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """Return the owner's stored items with these ids, by id.
+        """Return a mapping from these ids to the owner's stored items.
 
         Raises Missing if an item does not exist, or OverBound if the turns to read exceed the maximum size of a history.
         """

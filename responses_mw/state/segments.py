@@ -100,7 +100,7 @@ class Segments:
 
 
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
-    """Return the owner's stored items with these ids, by id.
+    """Return a mapping from these ids to the owner's stored items.
 
     The turn of each response that created one of the items is read whole. Raises Missing if an item does not exist, or
     OverBound if the turns and items have more than `max_bytes` of JSON in total.
@@ -136,7 +136,7 @@ def _size(reply: Sequence[bytes | None]) -> int:
 
 
 def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
-    """Return the items in a reply, by id. The items of the turn in a response's first reply are added to `made`."""
+    """Return a mapping from ids to the items in a reply. If the reply contains the response's turn, add its items to `made`."""
     blob, *blobs = reply
     for turn in unpack_turns([blob]) if blob is not None else []:
         if turn.owner == address.random:

@@ -50,7 +50,7 @@ class Quota:
         return self._maximum > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if the owner's quota has no room for the response to a request of `size` bytes."""
+        """Raise OverQuota if storing a request of `size` bytes and its response would exceed the owner's quota."""
         if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
             raise self._exceeded()
 

@@ -53,7 +53,7 @@ class Failure:
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the upstream's status if the upstream caused `error`, or else the name of the error's class."""
+    """Return the upstream's status if the upstream caused `error`, otherwise the name of the error's class."""
     status = error.upstream_status if isinstance(error, APIError) else None
     return str(status) if status is not None else type(error).__name__.lstrip("_")
 
@@ -173,7 +173,7 @@ def activated(request: RequestContext) -> Iterator[None]:
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
     """Set the attributes of the current `RequestContext` that are named in `facts`, or that the other parameters imply.
 
-    `error` is the error with which the request failed. `response` is the document that is being created or retrieved.
+    `error` is the error that ended the request. `response` is the document that is being created or retrieved.
     Without a current request, nothing happens.
     """
     request = _CURRENT.get()

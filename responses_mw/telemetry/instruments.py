@@ -1,4 +1,4 @@
-"""Metric types that record to both Prometheus, in a registry of our own, and OpenTelemetry's global meter.
+"""Metric types that record to both Prometheus, in a separate registry, and OpenTelemetry's global meter.
 
 - Names and units follow OpenTelemetry's conventions. The Prometheus names are derived from these names as specified in
   "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification).
@@ -57,7 +57,7 @@ class Instrument(Generic[Metric]):
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
         """Return the series for `attributes`, and the attributes to record.
 
-        After `MAX_SERIES` series, all labels become `_OTHER`. Raises `ValueError` for an unknown attribute.
+        After `MAX_SERIES` series, all labels become `_OTHER`. Raises `ValueError` if an attribute is unknown.
         """
         if not self._labels:
             return self._metric, attributes
@@ -154,7 +154,7 @@ def _prometheus_name(name: str, unit: str = "") -> str:
 def exposition(accept: str) -> tuple[bytes, str]:
     """Return the metrics as the body of an HTTP response, and the body's content type.
 
-    The format is OpenMetrics if the header `accept` includes it, or else Prometheus's text format.
+    The format is OpenMetrics if the header `accept` includes it, otherwise Prometheus's text format.
     """
     registry = REGISTRY
     if is_shared():

@@ -63,7 +63,7 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raises `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
+    """Raise `BadRequest`, which names the tool at `path`, if the package `mcp` is not installed."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -187,7 +187,7 @@ class MCPServer(ServerTool):
         await self._connection.aclose()
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools that may be called, from a signed list in the history if there is one, or else from the server.
+        """Return the tools that may be called, from a signed list in the history if there is one, otherwise from the server.
 
         Raises the errors of `MCPConnection.list_tools`.
         """
@@ -283,7 +283,7 @@ class MCPServer(ServerTool):
     # -- signed lists of tools
 
     def _signed_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools of the last list in the history if its signature is valid, or else None."""
+        """Return the tools of the last list in the history, or None if there is no list or its signature is invalid."""
         if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer lists are never signed
             return None
         signature, tools = self._last_list.get("signature"), _plain_tools(self._last_list["tools"])
@@ -356,7 +356,7 @@ def _bearer(token: str) -> str:
 
 
 def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
-    """Return whether the tool `listed` matches `rule`: a list of names, or a filter of which all members must match."""
+    """Return whether the tool `listed` matches `rule`: a list of names, or a filter whose members must all match."""
     if isinstance(rule, list):
         return listed["name"] in rule or EVERY_TOOL in rule
     read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))

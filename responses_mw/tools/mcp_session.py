@@ -68,7 +68,7 @@ class MCPTarget:
         return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of `error`, which clients see, with our URL and the values of our headers redacted."""
+        """Return the message of `error` for clients, with the server's URL and the values of request headers redacted."""
         if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
         sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
@@ -116,7 +116,10 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, a call of the client, in a task. If cancelled, return at once, while the SDK notifies the server."""
+        """Run `work`, a call to a method of `client`, in a task, and return its result.
+
+        If cancelled, end at once, while the SDK notifies the server.
+        """
         task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -164,7 +167,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def open_session(target: MCPTarget) -> MCPSession:
-    """Open a session over streamable HTTP, or else over legacy SSE. Raises `MCPFailure` if neither transport succeeds."""
+    """Open a session over streamable HTTP or, if that fails, over legacy SSE. Raises `MCPFailure` if neither succeeds."""
     session = MCPSession(target, legacy=False)
     try:
         await session.open()

@@ -45,7 +45,10 @@ class Tools:
     _has_logged_search: bool = field(default=False, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Return `tools` with checked entries. Raises `BadRequest` for an invalid or unsupported entry or `tool_choice`."""
+        """Return `tools` with checked entries.
+
+        Raises `BadRequest` if an entry or the `tool_choice` in `choice` is invalid or unsupported.
+        """
         checked = [
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
@@ -80,10 +83,10 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox for a run of `owner`, or None if the server executes no entry of `tools`, a list from `check`.
+        """Return the toolbox for a run of `owner`, or None if the server executes none of the `tools`.
 
-        `items` are all items of the model's input, and `own` is the part of `items` that comes from the request. The trace
-        headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
+        `tools` must have passed `check`. `items` are all items that the model sees, and `own` are those from the request. The
+        trace headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
 
         Raises `BadRequest` if an approval refers to an unknown approval request, or if the request approves too many calls.
         """
@@ -118,7 +121,7 @@ class Toolbox:
         self.offered: list[OfferedFunction] = []
         """The functions to offer to the model, under their original names."""
         self.approved: Chunk | None = None
-        """A chunk with the approved calls as if the model had made the calls, or None if no call was approved."""
+        """A chat chunk that contains the approved calls, as if the model had just made them. None if no call was approved."""
         self.approved_functions: list[OfferedFunction] = []
         """The functions of the approved calls. The model may not call these functions, because each call needs an approval."""
 

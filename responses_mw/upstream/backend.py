@@ -1,7 +1,7 @@
 """The interface to an upstream, independent of its API.
 
-The engine describes each turn of a response in a `TurnRequest`. A `Backend` converts the turn to a request of the upstream's
-API and opens the stream of the answer.
+The engine describes each turn of a response in a `TurnRequest`. A `Backend` converts the turn to a request in the format of the
+upstream's API, and opens the stream of the answer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TurnRequest:
     number: int = 1
     """Number of turns begun: 1 during the first turn, 0 before it."""
     is_last: bool = False
-    """Whether this is the last turn, in which no server-side function is offered."""
+    """Whether this is the last turn. No server-side function is offered in it."""
     messages: ResponseMessages | None = None
     """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
     prefill: Prefill | None = None
@@ -127,7 +127,7 @@ class Backend(ABC):
     def items(self, turn: TurnRequest) -> list[Item]:
         """Return all items that the model sees, decrypted.
 
-        Raises `BadRequest` for an item encrypted elsewhere, unless the upstream may have encrypted the item.
+        Raises `BadRequest` if an item cannot be decrypted, unless the upstream may have encrypted it.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Backend(ABC):
         """Send the turn, and return it once its answer has begun. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the text from which the upstream would continue `turn`, or None if the turn cannot be continued.
+        """Return the text that the upstream would continue in `turn`, or None if the turn cannot be continued.
 
         `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a check fails.
         """

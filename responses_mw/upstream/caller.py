@@ -109,7 +109,7 @@ class Verification:
         standing.is_accepted = True
 
     def chat_accepted(self, caller: Caller, model: str) -> None:
-        """Record that the upstream began to answer the caller's chat with `model`."""
+        """Record that the upstream has accepted a chat request of the caller for `model`."""
         standing = caller.standing
         standing.has_chatted, standing.is_accepted, standing.is_refused = True, True, False
         self._model = model

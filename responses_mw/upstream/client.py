@@ -109,7 +109,7 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted`, or the name of the upstream's only model if `wanted` is None. Adapters do not count as models.
+        """Return `wanted` or, if it is None, the name of the upstream's only model, not counting adapters.
 
         Raises `BadRequest` if the upstream does not have exactly one model, and `UpstreamError` if its models cannot be listed.
         """
@@ -156,8 +156,8 @@ class Upstream:
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
         """Open `stream`, and record whether the upstream accepted or refused `caller`.
 
-        Raises `UpstreamError` for an error status, `UpstreamUnreachable` if there is no connection, and `UpstreamTimeout` if no
-        answer begins in time.
+        Raises `UpstreamError` if the upstream responds with an error, `UpstreamUnreachable` if no connection can be made, and
+        `UpstreamTimeout` if no answer begins in time.
         """
         try:
             await stream.open()

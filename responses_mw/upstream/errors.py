@@ -129,7 +129,7 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """Return the error for the error object `data` in a stream with status 200.
+    """Return the error for the error object `data`, which the upstream sent in a stream after a status of 200.
 
     A status between 400 and 499 in the object becomes the status of the error. Otherwise, the status is 502.
     """
@@ -205,7 +205,7 @@ def _status(code: Any) -> int | None:
 
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
-    """Return the error for a failed request. The error counts as an overload if no connection could be made."""
+    """Return the error for a failed request. If no connection could be made, the error is marked as an overload."""
     failure: UpstreamError
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         failure = UpstreamTimeout("The upstream did not answer in time.")

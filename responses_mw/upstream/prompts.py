@@ -75,7 +75,7 @@ async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Cal
 
 
 async def _used(answer: ChatStream, *members: str) -> int:
-    """Return the last number to which `members` lead in a chunk of `answer`."""
+    """Return the last number at the path `members` in the chunks of `answer`."""
     count = None
     async with aclosing(answer):
         await answer.open()
@@ -216,7 +216,7 @@ def _answer_of(chat: ChatRequest) -> int:
 
 
 def _target(chat: ChatRequest, length: int) -> int:
-    """Return the number of tokens to which a prompt is cut, so that there is room for a useful answer."""
+    """Return the maximum number of tokens of a truncated prompt, which leaves room for a useful answer."""
     return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 

@@ -104,7 +104,7 @@ class Server:
 
 
 def member(decoded: Any, *names: str) -> Any:
-    """Return the nested member of `decoded` to which `names` lead, or None if the member does not exist."""
+    """Return the member of `decoded` at the path `names`, or None if the member does not exist."""
     for name in names:
         decoded = decoded.get(name) if isinstance(decoded, dict) else None
     return decoded
@@ -113,7 +113,7 @@ def member(decoded: Any, *names: str) -> Any:
 async def accepted(answer: Awaitable[T]) -> T | None:
     """Return the result of `answer`, or None if the server rejects the request itself, which a completion may still accept.
 
-    Raises `UpstreamError` for an overload, a refused credential or an error of the server.
+    Raises `UpstreamError` if the server is overloaded, refuses the credential or fails.
     """
     try:
         return await answer

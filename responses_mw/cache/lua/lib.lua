@@ -1,7 +1,7 @@
 -- Functions shared by the scripts of the cache, prepended to each script.
 -- All keys of a script belong to one shard of one owner, and are in one cluster slot. KEYS[1] is the shard's generation; the other keys
 -- share its prefix:
---   g                 generation: entries of another generation count as deleted
+--   g                 generation: entries of another generation are treated as deleted
 --   b:<id>            body of an entry: generation, colon, record
 --   f:<id>            flight: token of the request that computes the answer, or '-' if the answer is known not to be cacheable
 --   i                 zset: ids by expiry (ms)

@@ -274,7 +274,7 @@ strings = each(string)
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
     """Return a check that replaces these members of an object, in place, with their checked values.
 
-    Null members count as absent. Other members are ignored.
+    Null members are treated as absent. Other members are ignored.
     """
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 

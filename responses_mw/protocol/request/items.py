@@ -49,7 +49,7 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
 def item(value: Any, path: str) -> Item:
     """Check one input item and return a copy without nulls.
 
-    An item without a type is a message if it has a role, or else a reference if it has an id.
+    An item without a type is a message if it has a role, otherwise a reference if it has an id.
     """
     given = checks.mapping(value, path)
     if "type" not in given:
@@ -119,9 +119,9 @@ NOT_SERVED = frozenset(
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
     """Return `items` with the content of encrypted reasoning items restored.
 
-    `unseal` decrypts a text, or returns None if the text was not encrypted with our keys. An item that cannot be decrypted may
-    come from another server, and is not changed. Raises `BadRequest` for an item that cannot be decrypted and has no readable
-    text, if the item belongs to the request's own input, which begins at `offset`.
+    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. An item that cannot be
+    decrypted may come from another server, and is not changed. The request's own input begins at `offset`. Raises `BadRequest`
+    if an item of this input cannot be decrypted and has no readable text.
     """
 
     def restored(item: Item, index: int) -> Item:

@@ -179,12 +179,12 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 
 def history_name(item: Item) -> str:
-    """Return the function name for a call of an earlier turn. Without collisions, `offered` uses the same name."""
+    """Return the function name for a call from an earlier turn. Without collisions, `offered` uses the same name."""
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function that maps a call to its function's name in `functions`, or else to the call's `history_name`."""
+    """Return a function that maps a call to its function's name in `functions`, otherwise to the call's `history_name`."""
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 

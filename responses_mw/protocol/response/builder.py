@@ -144,9 +144,10 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Expect an answer that continues `text`, the message so far. `usage` is the chat usage of `text`, or None if unknown.
+        """Expect an answer that continues `text`, the message so far.
 
-        If `is_trimmed`, the upstream does not see the white space at the end of `text`.
+        `usage` is the chat usage of the request and `text`, or None if the tokens cannot be counted. If `is_trimmed`, the
+        upstream does not see the white space at the end of `text`.
         """
         raise NotImplementedError
 

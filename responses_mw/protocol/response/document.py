@@ -161,7 +161,7 @@ def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, 
 
 
 class UsageSum:
-    """The sum of the usage of a run's turns. An interrupted turn and its continuation count as one turn."""
+    """The sum of the usage of a run's turns. An interrupted turn and its continuation are treated as one turn."""
 
     def __init__(self) -> None:
         self.reported: dict[str, Any] | None = None

@@ -157,13 +157,13 @@ class OpenCall:
 
 
 class ItemBuilder(ResponseBuilder):
-    """Builds a response with at most one open item, to which a text or a call is being written."""
+    """Builds a response in which at most one item is open: the item of the text or call that is being received."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)
         self._open: OpenText | OpenCall | None = None
         self._forms: Mapping[str, CallForm] = {}
-        """Forms of the offered functions, by name. A call with any other name becomes a `function_call`."""
+        """Maps the names of the offered functions to their forms. A call to any other function becomes a `function_call`."""
         self._allowed: frozenset[str] | None = None
         self._call_ids = set(options.used_call_ids)
         self._tool_calls = ToolCalls()  # of the turn
@@ -258,7 +258,7 @@ class ItemBuilder(ResponseBuilder):
         return self._options.max_calls is not None and self._served >= self._options.max_calls
 
     def _form(self, call: ToolCall) -> CallForm | None:
-        """Return the form of a call whose name is known, or None if the response leaves the call out. The decision is final."""
+        """Return the form of a call whose name is known, or None if the response omits the call. The decision is final."""
         if not call.is_decided:
             call.is_decided, call.form = True, self._decided_form(call)
         return call.form

@@ -2,8 +2,8 @@
 
 - This module sets ids, indices, sequence numbers, the first two events, and the members of the document in `_OURS`. Unknown
   events and members are forwarded unchanged.
-- An item keeps the id and the index with which it was added, although vLLM changes an item's id between `added`, `done` and
-  the document. The document's output consists of the streamed items.
+- An item keeps the id and the index of its `added` event, although vLLM changes an item's id between `added`, `done` and the
+  document. The document's output consists of the streamed items.
 - Missing members and events are filled in from the item. A server without indices (llama.cpp) ends its items only at the end
   of the answer. This module ends each item before the next one begins, and drops later events for the ended item.
 - The stream ends only with an event that contains a finished response, not with `[DONE]` or the end of the connection.

@@ -113,7 +113,7 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
 
 
 def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the prompt of the first turn as input, and the answers with the prompts of later turns between them as output.
+    """Return the input, which is the prompt of the first turn, and the output, which is all answers and all later prompts.
 
     If the upstream does not report a prompt, the JSON of the chat messages is used.
     """

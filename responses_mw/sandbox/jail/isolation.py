@@ -138,9 +138,10 @@ def hide() -> None:
 
 
 def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
-    """Set the resource limits of this process and its children, except `disk_bytes`. `limits` has the names in `LIMITS`.
+    """Set the resource limits of this process and its children, except `disk_bytes`.
 
-    The number of processes is limited only if the kernel counts the container's processes separately (`own_count`).
+    `limits` maps the names in `LIMITS` to values. The number of processes is limited only if the kernel counts the container's
+    processes separately (`own_count`).
     """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],

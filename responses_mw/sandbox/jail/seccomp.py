@@ -83,7 +83,7 @@ _WITHOUT_EFFECT_ALONE = _numbers("""
 class _Rule(NamedTuple):
     """A rule for a system call whose permission depends on an argument.
 
-    If the argument's lower 32 bits, combined with `mask`, are in `values`, the filter returns `listed`, or else `others`.
+    If the argument's lower 32 bits, combined with `mask`, are in `values`, the filter returns `listed`, otherwise `others`.
     """
 
     numbers: tuple[int, int]

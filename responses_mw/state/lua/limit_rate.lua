@@ -1,4 +1,4 @@
--- Count a request of an owner if its rate allows it: GCRA with a burst of the requests of one minute.
+-- Count a request from an owner if its rate allows it: GCRA with a burst of the requests of one minute.
 -- KEYS: rate
 -- ARGV: requests in a minute
 -- Returns: {1 or 0, requests allowed now, ms until the whole burst is allowed, ms until the next request is allowed}

@@ -1,4 +1,4 @@
--- Lease one job: a job whose lease has expired, or else the next waiting job.
+-- Lease one job: a job whose lease has expired, otherwise the next waiting job.
 -- KEYS: ready
 -- ARGV: 1 lease in ms, 2 whether to lease jobs with an expired lease ('1' or ''), 3 whether to lease waiting jobs ('1' or '')
 -- Returns: the job; nil if no job is available
