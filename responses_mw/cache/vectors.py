@@ -255,7 +255,7 @@ class VectorTable:
             self._free.append(row)
 
     def shrink(self, limit: int, now: int) -> None:
-        """Reduce the table to `limit` entries. Expired entries are removed first, then the oldest ones."""
+        """If there are more than `limit` entries, remove all expired entries, then the oldest ones above the limit."""
         if len(self._rows) <= limit:
             return
         for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:

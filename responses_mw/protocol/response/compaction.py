@@ -57,10 +57,7 @@ def is_asked(items: Sequence[Item]) -> bool:
 
 
 def threshold_of(request: CreateResponse) -> int | None:
-    """Return the number of tokens above which the history of `request` is compacted, or None without a request for compaction.
-
-    `default` applies if the request asks for compaction but does not set a threshold.
-    """
+    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted."""
     return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 

@@ -64,7 +64,7 @@ class StringMember:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
         If the member is not the first one, its whole text is returned. Without a string of this name, `whole` is returned, so
-        that nothing the model wrote is lost.
+        that nothing the model wrote is lost. For an empty object, the text is empty.
         """
         if self._inside:
             return self._held
