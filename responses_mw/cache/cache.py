@@ -236,7 +236,7 @@ class Cache:
 
     async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...] | None, generation: str) -> bool:
         key, ttl = miss.key, miss.policy.ttl
-        signature = _signature(miss) if miss.vector is not None else None
+        signature = _signature(miss) if texts is not None and miss.vector is not None else None
         entry = Entry(key.owner, key.exact, texts, document["usage"], ttl, signature) if texts is not None else None
         if entry is None or len(data := pack(entry, self._sealer)) > MAX_ENTRY_BYTES:
             self._end(miss, mark=LEASE)

@@ -220,10 +220,11 @@ class Entries:
 
     async def stats(self, owner: str | None = None) -> Stats:
         """Return the size of the cache of `owner`, by default of all owners."""
-        owners = await self._owners() if owner is None else [owner]
-        shards = [await self._each_shard(_STATS, one) for one in owners]
-        entries, size, partitions = (sum(int(shard[n]) for found in shards for shard in found) for n in range(3))
-        return Stats(sum(any(int(shard[0]) for shard in found) for found in shards), entries, size, partitions)
+        totals = [0, 0, 0, 0]
+        for one in await self._owners() if owner is None else [owner]:
+            sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]
+            totals = [total + added for total, added in zip(totals, (sums[0] > 0, *sums), strict=True)]
+        return Stats(*totals)
 
     async def _each_shard(self, script: Script, owner: str, *args: str | int) -> list[Any]:
         if not _OWNER.fullmatch(owner):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import pytest
 
-from responses_mw.cache import Hit, Miss
+from responses_mw.cache import Entries, Hit, Miss
 from responses_mw.crypto import Sealer
 from responses_mw.ids import RunIds
 from tests.cache.asking import (
@@ -24,6 +25,7 @@ from tests.cache.asking import (
     granted,
     key,
     run,
+    settings,
     told,
 )
 from tests.support.scripted import Signal
@@ -280,6 +282,18 @@ async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, docum
     assert await ask(cache, key(cache)) == "nothing"
 
 
+async def test_the_guard_does_not_read_the_question_of_an_answer_that_is_not_kept(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("responses_mw.cache.guard.signature", lambda text, **_: read.append(text))
+    miss = await cache.lookup(key(cache), SEMANTIC, granted)
+    assert isinstance(miss, Miss)
+    assert miss.vector is not None
+    assert not await cache.keep(miss, answered(finish="length"))
+    assert read == []
+
+
 async def test_an_answer_that_is_too_large_is_not_kept(
     open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +537,31 @@ async def test_a_purge_removes_and_counts_the_entries_it_names(cache: Cache, url
     assert (await cache.entries.stats()).owners == 0
     with connect_plain(url) as looking:
         assert [one for one in looking.keys("*") if b":b:" in one or b":v" in one] == []
+
+
+async def test_the_replies_of_one_owner_at_a_time_are_held_to_count_all_entries() -> None:
+    class Reply(list[list[int]]):
+        """Unlike a plain list, it can be seen to go."""
+
+    replies: list[ref[Reply]] = []
+    most = 0
+
+    class Counted:
+        async def pipeline(self, _commands: Any) -> list[Any]:
+            return [0, [b"%d" % owner for owner in range(100)]]
+
+        async def scripts(self, _script: Any, calls: Any) -> Reply:
+            nonlocal most
+            reply = Reply([[1, 20, 1]] * len(calls))
+            replies.append(ref(reply))
+            most = max(most, sum(one() is not None for one in replies))
+            return reply
+
+        async def script(self, *_: Any) -> Any: ...
+
+    stats = await Entries(Counted(), settings().cache).stats()
+    assert (stats.owners, stats.entries, stats.bytes, stats.partitions) == (100, 1600, 32_000, 1600)
+    assert most <= 2
 
 
 async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cache: Cache) -> None:
