@@ -100,7 +100,10 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events in `batches`, or those of the response created with the key. Raises the errors of `earlier`."""
+        """Yield the events in `batches`. If a response has been created with the key, yield its events instead.
+
+        Raises the errors of `earlier`.
+        """
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:

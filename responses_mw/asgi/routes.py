@@ -127,7 +127,7 @@ _CONVERSATIONS = {
     },
 }
 ROUTES: dict[str, dict[str, Operation]] = {**_RESPONSES, **_CONVERSATIONS}
-"""The operations of each path, by HTTP method."""
+"""Maps each path to its HTTP methods and their operations."""
 
 
 class Routes:
@@ -169,7 +169,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class _Resource:
-    """The endpoints of one path, by HTTP method. Their exceptions are converted to error responses."""
+    """One path. `endpoints` maps HTTP methods to endpoints, whose exceptions are converted to error responses."""
 
     path: str
     endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]

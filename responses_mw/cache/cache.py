@@ -1,12 +1,13 @@
 """The response cache: look up answers, store them, and compute an answer only once when equal requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. The exact lookup comes first. A semantic hit is an answer to a request of the same partition, if its text is similar enough
-   and the guard accepts it. The embedding is computed during the exact lookup, and is cancelled on an exact hit.
+2. The exact lookup comes first. Without an exact hit, the answer to another request in the same partition is a semantic hit if
+   the texts of both requests are similar enough and the guard accepts them. The embedding is computed during the exact lookup,
+   and is cancelled on an exact hit.
 3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
    the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
-4. A purge starts a new generation. An answer is stored only if the generation is still that of its lookup, so an answer begun
-   before a purge is not stored after it.
+4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup, so an answer
+   that was begun before a purge is not stored after it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NEAR = 0.15  # maximum difference between the threshold and a lower similarity 
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
-"""Redis is down or slow, or a key holds a value that this server did not write."""
+"""Exceptions raised if Redis is down or slow, or if a key holds a value that this server did not write."""
 
 
 class Cache:
@@ -80,7 +81,7 @@ class Cache:
         self._settings = settings
         self._ending: set[asyncio.Task[Any]] = set()  # tasks that release flights, and embeddings that were cancelled
         self._expected: set[int] = set()
-        """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
+        """Hashes of the owner and text of recent exact hits. Requests with these hashes are likely to be exact hits again."""
         self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()
 
     def key(

@@ -1,6 +1,6 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
-The *partition* of a key is a hash of everything that affects an answer except the last user text. In doubt, a field is
+The *partition* of a key is a hash of everything that affects an answer except the last user text. When in doubt, a field is
 included, because a superfluous field only costs hits, but a missing field causes wrong answers.
 
 A request is cacheable only if its last item is exactly one user text, if the model cannot call a tool (not even one from the

@@ -164,7 +164,7 @@ class _Reading:
     In an English text, the way of asking is removed, and plurals and synonyms are replaced with one form. Words are not
     replaced in a text about words (spell, translate, a programming language) or in another language.
 
-    `lists` has a list for each class. Its list `words` has all words that are compared, in order.
+    `lists` maps each class to its words. The class `words` contains all words that are compared, in order.
     """
 
     def __init__(self, text: str) -> None:

@@ -39,7 +39,7 @@ def _to_first(section: str) -> dict[str, str]:
 
 
 def _numbers(section: str) -> dict[str, str]:
-    """Return the number of each word. A group begins with the number of its first word. Each further word counts one more."""
+    """Map words to numbers. A group begins with the number of its first word. Each further word means one more."""
     numbers: dict[str, str] = {}
     for first, *words in _SECTIONS[section]:
         numbers |= {word: first if place == 0 else str(int(first) + place) for place, word in enumerate(words)}
@@ -199,7 +199,7 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 
 
 class Frame(NamedTuple):
-    """Phrases that are removed from the beginning of a question, whose remaining words are a question of this `kind`.
+    """Phrases that are removed from the beginning of a question. `kind` is the kind of the question that remains.
 
     The word after the phrase must be in `before` and not in `unless`, and the next word must be in `then`. An empty set imposes
     no condition.
@@ -231,7 +231,7 @@ FRAMES = (
     Frame(_phrases("frames")),
 )
 _BY_FIRST_WORD: dict[str, list[tuple[Phrase, Frame]]] = defaultdict(list)
-"""Phrases with their frames, longer phrases of a frame first."""
+"""Maps the first word of phrases to the phrases and their frames. Longer phrases of a frame come first."""
 for _frame in FRAMES:
     for _phrase in sorted(_frame.phrases, key=len, reverse=True):
         _BY_FIRST_WORD[_phrase[0]].append((_phrase, _frame))

@@ -36,7 +36,11 @@ _MAX_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A mode of `MODES`, a `ttl` in seconds, a minimum similarity, and whether answers are looked up and stored."""
+    """The cache options that apply to a request.
+
+    `mode` is one of `MODES`. `ttl` is in seconds. `threshold` is the minimum similarity of a semantic hit. `read` is whether
+    the answer is looked up, and `write` is whether it is stored.
+    """
 
     mode: str
     ttl: int
@@ -149,7 +153,7 @@ class Hit:
 
 @dataclass(slots=True)
 class Miss:
-    """A lookup without a hit, with everything needed to store the new answer and to release the requests that wait for it."""
+    """A lookup without a hit. It contains what is needed to store the new answer and to release requests that wait for it."""
 
     key: Key
     policy: Policy
@@ -168,6 +172,6 @@ class Miss:
         return f"miss; reason={self.reason}{similarity}{threshold}"
 
     def because(self, reason: str, nearest: float | None = None) -> None:
-        """Record the reason for the miss. Only the first recorded reason counts."""
+        """Record the reason for the miss, unless a reason has already been recorded."""
         if self.reason == "not_found":
             self.reason, self.nearest = reason, nearest

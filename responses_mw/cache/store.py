@@ -1,7 +1,7 @@
 """Cache entries in Redis: key names and Lua scripts. Every operation is one script; `lua/lib.lua` documents the keys.
 
 Each owner has up to 16 shards, `rmw:{c:<owner>:<0 to 15>}:...`, each in one cluster slot. A partition is in one shard. Each
-shard gets an equal part of the owner's limit, which always has room for one full partition.
+shard gets an equal part of the owner's limit. If the limit permits, each part has room for at least one full partition.
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """

@@ -1,7 +1,7 @@
 """Search for the entries of a partition that are nearest to a vector.
 
 Each process keeps the vectors of the partitions that it has searched in memory. Before each search, it reads the vectors added
-since the last one, so the search is exact and needs no Redis module. Vectors have length 1, and are stored as float16.
+since the previous search, so the search is exact and needs no Redis module. Vectors have length 1, and are stored as float16.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Match(NamedTuple):
 class Scan:
     """Linear search in the vectors of a partition, which are kept in memory together with recently matched records.
 
-    The records save a repeated semantic hit a round trip, a sixth of its time. If vectors and records exceed `max_bytes`, the
-    least recently used partitions are evicted.
+    Because of these records, a repeated semantic hit needs one round trip less, which saves a sixth of its time. If vectors and
+    records exceed `max_bytes`, the least recently used partitions are evicted.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
@@ -185,7 +185,7 @@ class _Partition:
 
 
 def unit_vector(numbers: object) -> Vector:
-    """Scale `numbers` to length 1. Raises `ValueError` for anything but a list of numbers with a finite norm above zero."""
+    """Scale `numbers` to length 1. Raises `ValueError` unless `numbers` is a list of numbers with a finite norm above zero."""
     with np.errstate(over="ignore"):  # an overflow is reported below
         try:
             vector = np.asarray(numbers, dtype=np.float32)
@@ -210,7 +210,7 @@ def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
 
 
 class VectorTable:
-    """Vectors by id, each with an expiry (ms), in the order in which they were added.
+    """A table of vectors, each with an id and an expiry (ms), in the order of their addition.
 
     A search first compares only the head of each vector, a quarter of its numbers. By the Cauchy-Schwarz inequality, the tails
     add at most the product of their lengths to a similarity, so rows that cannot reach the threshold are skipped. Among 10,000

@@ -43,7 +43,7 @@ class Followers:
         self.is_closed = False
         self._followers: set[_Follower] = set()
         self._wanted: dict[tuple[str, int], asyncio.Future[list[Batch]]] = {}
-        """The pages to read in the next round trip, by response id and the number of the last event before the page."""
+        """The pages to read in the next round trip. A key is a response id and the number of the last event before the page."""
         self._asked = asyncio.Event()
 
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:

@@ -160,8 +160,8 @@ class Jobs:
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
         """Return up to `PAGE` batches of each log, or a `Damaged` error. The list is empty if a log has ended or expired.
 
-        `wanted` has a response id and an event number for each log. Only batches that end after this event are returned, so the
-        first batch may begin before it.
+        `wanted` contains a response id and an event number for each log. The batches contain the events after this number. The
+        first batch may also contain earlier events.
         """
         commands = [_range(response_address(job).log, number, PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
@@ -243,7 +243,7 @@ class Queue:
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Add a waiting job that a failover or a change of `partitions` has removed. Return whether the job was missing."""
+        """Add a waiting job if a failover or a change of `partitions` has removed it. Return whether the job was missing."""
         return bool(await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner]))
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:

@@ -1,6 +1,6 @@
 """Messages between processes over sharded channels.
 
-A message may be lost. The change that it announces is stored in Redis, where receivers also look periodically.
+A message may be lost. The change that it announces is stored in Redis, so receivers also poll Redis.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class PubSub:
     def on(self, channel: str, receive: Receive) -> Iterator[None]:
         """Call `receive` with each message on the channel until the context exits. `receive` must not block.
 
-        Each time the subscription is confirmed, `receive` is called with an empty message, because messages may be lost before.
+        Each time the subscription is confirmed, `receive` is called with an empty message, because earlier messages may have
+        been lost.
         """
         name = channel.encode()
         receivers = self._receivers.setdefault(name, [])
@@ -119,7 +120,7 @@ class _Subscriber:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _hand_over(self) -> None:
-        """Pass channels that another node serves now to that node's subscriber."""
+        """Move channels that another node now serves to that node's subscriber."""
         with suppress(StateUnavailable):  # on failure, use the nodes known so far
             await self._client.locate(self._channels)
         for channel in list(self._channels):

@@ -103,7 +103,7 @@ class Responses:
         return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """Return the existing fields of the record among those that are needed to read the history."""
+        """Return the fields of the record that are needed to read the history, without those that do not exist."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -161,7 +161,8 @@ class Responses:
 
         `document` is the complete response, whose id must contain the chain's tag. `items` are its input items with ids.
         `token` identifies the run, so that a repeated commit changes nothing. `last` is the final batch of a background
-        response's log. The quota does not apply to background responses, nor the bounds to failed or cancelled ones.
+        response's log. The quota does not apply to background responses. The maximum sizes do not apply to responses that
+        failed or were cancelled.
 
         Raises OverBound, OverQuota, Deleted if the response was deleted during the run, Fenced if another worker has taken over
         the response, and StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis answers.

@@ -38,7 +38,7 @@ MEMORY_INTERVAL = 5.0  # minimum seconds between two queries of memory usage
 class Health:
     """The state of a Redis server or cluster. In a cluster, `server` and the sizes describe the fullest primary.
 
-    policy        maxmemory-policy; if the nodes differ, one that is not noeviction
+    policy        maxmemory-policy; if the nodes differ, a policy other than noeviction
     max_memory    maxmemory in bytes; 0 means no limit
     persistent    whether the append-only file is enabled
     fault         the warning that explains why new responses are not stored now, or an empty string
@@ -111,7 +111,7 @@ class State:
     async def check_keys(self, values: Sequence[str]) -> bool:
         """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable.
 
-        `values` has a one-way function of each key, first of the key that encrypts. The keys match if one of the values is
+        `values` are one-way hashes of the keys, beginning with the key that encrypts. The keys match if one of the values is
         stored, or if no values are stored. The first value then replaces the stored values that are not among `values`, so keys
         can be rotated in three steps: `old,new`, `new,old`, `new`.
         """

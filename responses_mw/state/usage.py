@@ -1,8 +1,8 @@
 """Each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
 
 Each process counts daily usage in memory, and adds its counts to Redis every `INTERVAL` seconds and when the process stops. A
-killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners are counted separately, and
-further owners together.
+killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners are counted separately, and all
+further owners are counted together.
 """
 
 from __future__ import annotations

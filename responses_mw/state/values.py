@@ -18,7 +18,7 @@ class StateOptions:
 
     recent_bytes   maximum memory for recently read chains in each process; 0 disables this cache
     owner_bytes    storage quota of each owner; 0 disables the quota
-    patience       seconds for which a write is retried while Redis is unavailable
+    patience       maximum seconds that a write is retried while Redis is unavailable
     partitions     number of partitions of the queue
     """
 
@@ -66,10 +66,10 @@ class Turn(NamedTuple):
 class Chain:
     """A history of `items` that a new response continues. The new response's id contains `tag`.
 
-    parent         the response after which the new turn is appended; None if the commit starts a new root
+    parent         the response that the new turn follows; None if the commit starts a new root
     turns          the stored turns of the history, which are copied to a new root if the parent no longer exists
     size           size of the items' JSON in bytes
-    conversation   id of the conversation to which the commit appends the new items
+    conversation   id of the conversation that the new items are appended to by the commit
     seen           the counter of the conversation's last item in the history
     """
 
@@ -150,7 +150,7 @@ class Taken:
     """The result of `Jobs.take`. `verdict` is one of:
 
     run         the caller must run the job
-    lost        the caller must end the job, because its attempts are used up or no worker has resumed it for ten minutes
+    lost        the caller must end the job, because it has no attempts left or no worker has resumed it for ten minutes
     failed      the caller must end the job with its `error`, because the upstream was unavailable for too long
     cancelled   the caller must end the job as cancelled
     held        another worker holds the job for `left` more seconds

@@ -34,7 +34,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 
 
 class Quota:
-    """The accounts of all owners' stored bytes, which may not exceed `owner_bytes`. 0 disables the accounts.
+    """The accounts of stored bytes. Each owner may store up to `owner_bytes`. If it is 0, there are no accounts.
 
     If an account is unavailable, every write is admitted and counted in a metric.
     """
@@ -98,7 +98,7 @@ class Quota:
 
 
 class Write(NamedTuple):
-    """A write of an object by an idempotent script, which returns a verdict and a report.
+    """The arguments of a write. An idempotent script writes the object, and returns a verdict and a report.
 
     address       the tag of the object's slot, and a random part that belongs to this write
     name          the object's name in the account, without the tag

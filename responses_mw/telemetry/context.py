@@ -201,10 +201,10 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
 
 
 def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
-    """Record the outcome and the usage of the current request's run. A later call replaces an earlier one.
+    """Record the outcome and the usage of the current request's run. A later call replaces the data of an earlier call.
 
     `error` is the exception that ended the run, if known. The call is ignored if `begin_run` did not record this `document`,
-    because internal runs, such as the one that summarizes the history, have documents of their own.
+    because internal runs, such as the run that summarizes the history, have other documents.
     """
     request = _CURRENT.get()
     if request is None or document["id"] != request.response_id:

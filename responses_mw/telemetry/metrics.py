@@ -45,7 +45,7 @@ TIME_PER_OUTPUT_TOKEN = Histogram(
     "responses_mw.time_per_output_token", "s", "Mean time per output token of a turn, without the first.", _TURN, _PER_TOKEN
 )
 MODELS = KnownNames(64)
-"""The model names that may be label values: those of models that have answered, because clients can send any name."""
+"""The model names that may be label values. Only models that have answered are included, because clients can send any name."""
 
 TURNS_ACTIVE = UpDownCounter(
     "responses_mw.upstream.active_requests", "{request}", "Turns of the model in progress at the upstream."

@@ -16,7 +16,7 @@ from .search import PROVIDERS, MCPSearch, Query, SearchFailed, SearchHit, Search
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
-"""Maximum number of results, and maximum number of characters per result, by `search_context_size`."""
+"""Maps `search_context_size` to the maximum number of results and the maximum number of characters per result."""
 _MAX_QUERY = 2_000
 _MAX_TITLE = 300
 _MAX_URL = 2_048

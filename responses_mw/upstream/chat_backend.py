@@ -82,9 +82,10 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the usage of an interrupted turn, or None if it is unknown. `items` are the turn's output items.
+        """Return the usage of an interrupted turn, or None if the server does not count the tokens.
 
-        The prompt of `before`, the request without these items, has the input tokens. Further tokens of `prompt` are output.
+        `items` are the turn's output items, and `before` is the request without them. The tokens of the prompt of `before` are
+        input tokens. All further tokens of `prompt` are output tokens.
         """
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)

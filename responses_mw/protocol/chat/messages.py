@@ -36,7 +36,7 @@ from .truncation import links
 
 Names = Callable[[Item], str]  # returns the name of the function that an item calls
 Results = Mapping[str, str | list[Part]]
-"""Results of calls that the server executed, by item id. The model sees these instead of the results in the items."""
+"""Maps item ids to the results of calls that the server executed. The model sees these instead of the results in the items."""
 
 
 def to_messages(
@@ -54,7 +54,7 @@ def to_messages(
     With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input starts at `items[offset]`,
     which errors call `input[0]`.
 
-    Raises `BadRequest` for a call without an output, an output without a call, and content that the dialect does not support.
+    Raises `BadRequest` if a call has no output, if an output has no call, or if the dialect does not support the content.
     """
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
@@ -103,7 +103,7 @@ class _MessageBuilder:
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
-        """Convert the next item. Raises `NotSupported` for an unknown type, which a newer version may have stored."""
+        """Convert the next item. Raises `NotSupported` if its type is unknown. A newer version may have stored such an item."""
         kind = ITEMS.get(item["type"])
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")

@@ -136,7 +136,7 @@ class ToolCalls:
     def feed(self, fragments: Any) -> list[ToolCall]:
         """Add the fragments in `delta.tool_calls`, which is a list or, from TGI, a single object. Return the changed calls.
 
-        Raises `UpstreamError` for a malformed fragment and for more than `MAX_CALLS` calls.
+        Raises `UpstreamError` if a fragment is malformed, or if there are more than `MAX_CALLS` calls.
         """
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]

@@ -30,9 +30,10 @@ _LARGE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits for one request. `tools` includes namespaces, nested tools, and tools in input items.
+    """Limits for one request.
 
-    `depth` is the maximum nesting of the JSON. `values` is the maximum number of object members and array elements.
+    `tools` is the maximum number of tools, including namespaces, nested tools, and tools in input items. `depth` is the maximum
+    nesting of the JSON. `values` is the maximum number of object members and array elements.
     """
 
     items: int = 10_000
@@ -44,9 +45,9 @@ class RequestLimits:
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
     """Decode JSON. Error messages refer to the data as `what`.
 
-    Raises `BadRequest` for invalid JSON, including `NaN`, infinite numbers and lone surrogates. Raises `TooLarge` if the JSON
-    has too many values or is nested too deeply. Integers of more than 64 bits become floats. If an object repeats a member,
-    the last value is used.
+    Raises `BadRequest` if the JSON is invalid. `NaN`, infinite numbers and lone surrogates are invalid. Raises `TooLarge` if
+    the JSON has too many values or is nested too deeply. Integers of more than 64 bits become floats. If an object repeats a
+    member, the last value is used.
     """
     # Decoded JSON can take forty times the memory of its text (`[[],[],...]`), and decoding cannot be interrupted. Counting
     # the values first takes a hundredth of the time.
@@ -62,7 +63,7 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON. For large `data`, the garbage collector is disabled, because it takes ten times as long as decoding."""
+    """Decode JSON. For large `data`, disable the garbage collector, which would take ten times as long as decoding."""
     if len(data) <= _LARGE:
         return orjson.loads(data)
     was_enabled = gc.isenabled()
@@ -75,7 +76,10 @@ def loads(data: bytes) -> Any:
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Whether a JSON text has more than `maximum` object members and array elements. An empty array or object adds one."""
+    """Return whether a JSON text has more than `maximum` object members and array elements.
+
+    An empty array or object is counted as if it had one element.
+    """
     if _openings(data) <= maximum:
         return False  # an upper bound, because bytes in strings are included
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -94,7 +98,10 @@ def _openings(data: bytes) -> int:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Raise `TooLarge` if `value` is nested deeper than `limit` levels. Code here or in the upstream may recurse."""
+    """Raise `TooLarge` if `value` is nested deeper than `limit` levels, because recursive code would fail.
+
+    Such code may be in this server or in the upstream.
+    """
     level = [value]
     for _ in range(limit + 1):
         level = [

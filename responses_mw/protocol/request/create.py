@@ -179,7 +179,7 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
     """Check the decoded JSON `body` of a request. `size` is the size of the JSON in bytes.
 
-    Raises `BadRequest` with the path of the first invalid value.
+    Raises `BadRequest`, which names the path of the first invalid value.
     """
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
@@ -203,7 +203,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` for the first field that `parse` would pass on unchanged. The message suggests a similar name."""
+    """Raise `BadRequest` if `body` has a field that `parse` would pass on unchanged. The message suggests a similar name."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]

@@ -1,6 +1,6 @@
 """Check the tools and the `tool_choice` of a request, and list the functions that represent the tools to the chat model.
 
-1. A function's name depends only on its tool, so calls of earlier turns keep their names (`history_name`). If names collide,
+1. A function's name depends only on its tool, so calls from earlier turns keep their names (`history_name`). If names collide,
    `distinct` renames functions, and `namer` returns the resulting names for calls.
 2. Tools in `additional_tools` and `tool_search_output` items can be called as well. If a tool is defined again, the new
    definition takes the position of the first one, because the upstream's prefix cache depends on a stable order.
@@ -55,7 +55,7 @@ def check_tools(value: Any, path: str = "tools") -> list[Tool]:
 
 
 def check_brought_tools(value: Any, path: str) -> list[Tool]:
-    """Check the tools in an input item, which must be executed by the client. Deferred tools are allowed."""
+    """Check the tools in an input item. Only tools that the client executes are allowed. They may be deferred."""
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
@@ -98,7 +98,7 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
 
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
-    """Return the functions for the client tools in the checked `tools` and `items`. Each name is unique."""
+    """Return the functions for the client-side tools in the checked `tools` and `items`. Each name is unique."""
     functions = [*_functions(tools, deferred=False)]
     for item in items:
         if item["type"] in BRINGS_TOOLS:
@@ -107,7 +107,10 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a tool. `members` are the members of a call's item of type `kind`, or of the tool's `CallForm`."""
+    """Return a key that a tool and its calls have in common.
+
+    `kind` and `members` are the type and the members of a call's item, or those that the tool's `CallForm` gives to calls.
+    """
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
 
@@ -123,7 +126,7 @@ def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred:
 
 
 def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
-    """Return the tools of a namespace, the first with the namespace's description."""
+    """Return the tools of a namespace. The namespace's description is added to that of the first tool."""
     tools = [tool for tool in namespace["tools"] if deferred or not tool.get("defer_loading")]
     about = namespace.get("description")
     if tools and about:
@@ -133,7 +136,7 @@ def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """Return a description of found tools for the model. `names` returns the name of the function for a call."""
+    """Return a text that tells the model which `tools` were found. `names` returns the function name for a call item."""
     lines = []
     for one in _functions(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})
@@ -148,7 +151,7 @@ def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
 def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     """Rename functions so that each name is unique and valid in Chat Completions.
 
-    Functions of MCP servers whose names collide become `<label>__<name>`. Further collisions are resolved by a number.
+    MCP functions whose names collide are renamed to `<label>__<name>`. If names still collide, a number is added.
     """
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
     uses = Counter(one.name for one in listed)
@@ -198,7 +201,7 @@ _CHOICES = {
     "namespace": ("namespace", ("name",)),
     **{type_: (kind.types[0], kind.chosen_by) for type_, kind in TOOL_KINDS.items()},
 }
-"""For each type of choice, the first element of its key and the names of the members that follow in the key."""
+"""Maps types of choices to the first element of the key, and to the names of the members whose values follow in the key."""
 _KIND_OF_ITEM = {type_: kind for kind in TOOL_KINDS.values() for type_ in kind.items}
 
 _Key = tuple[Any, ...]

@@ -53,16 +53,16 @@ OPEN_REASONING_TEXT = replace(REASONING_TEXT, stem="response.reasoning")
 """Reasoning text with the event names of the Open Responses specification."""
 SUMMARY_TEXT = EventTarget("response.reasoning_summary_text", "reasoning", "text", "summary", "summary_text")
 TEXTS = {text.part: text for text in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, SUMMARY_TEXT)}
-"""Texts by the type of their parts."""
+"""Maps the types of parts to their texts."""
 PARTS = {"summary": "response.reasoning_summary_part", "content": "response.content_part"}
-"""Stems of the events of whole parts, by the member that lists the parts."""
+"""Maps the member that contains the parts to the stem of the parts' events."""
 CALL_TEXTS = {
     "function_call": EventTarget("response.function_call_arguments", "function_call", "arguments"),
     "mcp_call": EventTarget("response.mcp_call_arguments", "mcp_call", "arguments"),
     "custom_tool_call": EventTarget("response.custom_tool_call_input", "custom_tool_call", "input"),
     "code_interpreter_call": EventTarget("response.code_interpreter_call_code", "code_interpreter_call", "code"),
 }
-"""The text of calls, by the type of their items."""
+"""Maps the types of call items to the text of the call."""
 TARGETS = {
     target.stem: target
     for target in (

@@ -131,7 +131,7 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 
 def hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of reasoning, which vLLM adds to those of the text, from the messages of a whole answer."""
+    """Remove the log probabilities of reasoning from the messages of a whole answer. vLLM adds them to those of the text."""
     thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None
