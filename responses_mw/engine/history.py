@@ -45,7 +45,7 @@ class RunContext:
 class History:
     """Reads histories from the state store and commits responses to it. If `state` is None, nothing is stored.
 
-    With `required`, a request fails if its response cannot be stored. Otherwise, the response is returned without being stored.
+    If `required` is true, a request fails if its response cannot be stored. Otherwise, such a response is still returned.
     """
 
     def __init__(self, state: State | None, *, required: bool) -> None:
@@ -82,7 +82,7 @@ class History:
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
         """Return the history and input of a background response. The items of `request` already have ids.
 
-        `ids` and `token` are those of the job. Raises `BadRequest`, `NotFound` and `StateUnavailable` like `begin`.
+        `ids` and `token` belong to the job. Raises `BadRequest`, `NotFound` and `StateUnavailable` like `begin`.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)

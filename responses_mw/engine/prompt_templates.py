@@ -71,7 +71,7 @@ class _Template:
 
 
 class _Prompt(NamedTuple):
-    """The templates of one prompt by version. `current` is the version for requests without a version."""
+    """The templates of the versions of one prompt. `current` is the version for requests without a version."""
 
     versions: Mapping[str, _Template]
     current: str

@@ -37,7 +37,7 @@ from .history import History, RunContext
 logger = logging.getLogger(__name__)
 
 REQUEST_LIMITS = RequestLimits()
-"""Limits on the contents of a request, which bound the cost of checking and converting the request."""
+"""Limits on the contents of a request, so that checking and converting a request is never too expensive."""
 
 
 class RunMode(Enum):
@@ -182,7 +182,7 @@ class Run:
     def pass_on(self, text: Text) -> bool:
         """Send the events of `text` through the outlet. Return false, and do nothing, if the outlet is not ready.
 
-        Raises like `feed`.
+        Raises the errors of `feed`.
         """
         outlet = self.outlet
         if outlet is None or not outlet.is_ready():
@@ -231,7 +231,7 @@ class Drain:
         self.begun = asyncio.Event()
         """Set when the process begins to stop. Requests that have arrived may still begin runs."""
         self.is_over = False
-        """Whether the grace period has ended, after which new runs fail."""
+        """Whether the grace period has ended. New runs then fail."""
         self.active: set[ActiveRun] = set()
 
     async def fail_runs(self) -> None:

@@ -91,7 +91,7 @@ class Runner:
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
-        """Return the types of the request's tools that the model is not offered, because their provider is not configured."""
+        """Return the types of the request's tools that are not offered to the model because no provider is configured."""
         return self._tools.not_offered(request.tools)
 
     def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
@@ -154,7 +154,7 @@ class Runner:
             await self._backend.check(run.turn_request())
 
     async def probe(self, caller: Caller) -> None:
-        """Raises `UpstreamError` if the upstream is unavailable."""
+        """Raise `UpstreamError` if the upstream is unavailable."""
         await self._upstream.probe(caller)
 
     # -- preparation --------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Runner:
         return events
 
     def _flight(self, run: Run) -> AbstractAsyncContextManager[None]:
-        """Return a context manager in which identical requests wait for the answer of `run`."""
+        """Return a context manager. Until it exits, identical requests wait for the answer of `run`."""
         if self._cache is None or not isinstance(run.looked_up, Miss):
             return nullcontext()
         return self._cache.flight(run.looked_up)

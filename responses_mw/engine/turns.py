@@ -137,7 +137,7 @@ class TurnLoop:
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
         """Finish `turn`, run its tool calls, make a compaction if one is due, and begin the next turn. Yield all events.
 
-        A turn follows if tool calls were run or left out, no call is for the client, and `turn` was not the last allowed turn.
+        A turn follows if calls were run or omitted, if the client need not run any call, and if `turn` was not the last one.
         """
         assembler = run.assembler
         events = assembler.end_turn()
@@ -185,7 +185,7 @@ class TurnLoop:
             raise WorkerLost
 
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, which is repeated while the upstream is overloaded, until `overload_timeout`.
+        """Return the result of `attempt`. While the upstream is overloaded, repeat the attempt until `overload_timeout`.
 
         If the connection breaks before the answer begins, the attempt is repeated at most `RESENDS` times. Raises the last
         error if the run does not wait for the upstream, or if the next attempt would have to begin after the timeout.
@@ -233,7 +233,7 @@ class TurnLoop:
     # -- interrupted turns ---------------------------------------------------------------------------------------------
 
     def check_end(self, run: Run) -> None:
-        """Raises `UpstreamBrokeOff` if the answer that has ended is incomplete, or if the upstream aborted the answer."""
+        """Raise `UpstreamBrokeOff` if the answer that has ended is incomplete, or if the upstream aborted the answer."""
         assembler = run.assembler
         if not (run.turn is None or run.turn.stream.done or assembler.ended):
             raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")

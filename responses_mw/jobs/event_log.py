@@ -83,7 +83,7 @@ class ClaimedJob:
         return batch
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to append until the append is confirmed, or None if there is no batch or the lease is lost."""
+        """Return the batch to append, the same one until it is confirmed. Return None if there is none or the lease is lost."""
         if self.sending is None and not self.ending:
             self.sending = self.batch()
         return self.sending if self.stopped != LOST else None

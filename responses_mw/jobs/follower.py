@@ -244,7 +244,7 @@ class _Follower:
         return batches
 
     def broken(self, reason: str) -> Batch:
-        """Log the `reason` why no further events can be read, and return the terminal event for the client."""
+        """Log the `reason` that no further events can be read, and return the terminal event for the client."""
         logger.error("response %s cannot be followed beyond event %d: %s", self.response_id, self.number, reason)
         return self._failed(f"The events of the response cannot be read: {reason}.")
 

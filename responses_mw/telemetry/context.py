@@ -41,7 +41,7 @@ class Failure:
 
     code: str = ""  # the error's code in the API, or its type if it has no code
     kind: str = ""
-    """The value of `error.type` in spans and metrics: the upstream's status if it caused the error, else the error's class."""
+    """The value of `error.type` in spans and metrics: the upstream's status if it caused the error, or the error's class."""
     upstream_status: int | None = None
     message: str = ""  # the error's message, which may quote the request
 

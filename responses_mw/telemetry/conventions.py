@@ -55,7 +55,7 @@ REQUEST_ATTRIBUTES = {
     "max_output_tokens": "gen_ai.request.max_tokens",
     "reasoning_effort": GenAI.REASONING_LEVEL,
 }
-"""The conventions' attribute for each member of a chat or response request."""
+"""Maps the members of a chat or response request to attributes of the conventions."""
 
 
 class GenAIMetric:

@@ -156,7 +156,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class _GuardedNetwork(httpcore2.AnyIOBackend):
-    """Tries to connect to each checked address of a host, one after another."""
+    """Connects to the first of a host's checked addresses that can be reached."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private

@@ -136,7 +136,7 @@ _CHECKS: dict[str, checks.Check] = {
 class MCPServer(ServerTool):
     """An MCP server in one run. All calls of its tools are authorized here, including approved calls and web searches.
 
-    The permission of a call may depend on the server's list of tools, which says which tools are read-only. Clients can forge
+    The permission of a call may depend on the server's list of tools, which marks read-only tools. Clients can forge
     `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`, which is bound to the
     owner and to the server's URL. Without a trusted list, the tools are requested from the server.
     """
@@ -216,7 +216,7 @@ class MCPServer(ServerTool):
         return await self._connection.call(name, arguments)
 
     def is_allowed(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether both the request and the operator allow calls of the tool `listed`, an entry of the server's list."""
+        """Return whether both the request and the operator allow calls to the tool `listed`, an entry of the server's list."""
         return all(limit is None or _matches(limit, listed) for limit in self._limits)
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
@@ -248,7 +248,9 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return a function `name` for the call in an `mcp_approval_request` item, or None if the tool may not be called.
+        """Return a function called `name` that makes the call in an `mcp_approval_request` item.
+
+        Return None if the tool may not be called.
 
         Before `open`, no tool may be called.
         """

@@ -83,7 +83,7 @@ class MCPConnection:
             return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=mcp_types.PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
-        """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` for other errors."""
+        """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` if the call fails."""
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         try:
             return await self._request(lambda session: self._called(session, request))

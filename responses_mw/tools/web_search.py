@@ -31,7 +31,7 @@ _FUNCTION = as_function(
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Raises `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
+    """Raise `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
 
     A request that only offers the tool is accepted, because some clients, such as Codex, always offer the tool.
     """
@@ -175,7 +175,7 @@ def _query(arguments: str) -> str | None:
 
 
 def _is_usable(hit: SearchHit, query: Query) -> bool:
-    """Return whether the URL is valid and passes the filters. Without filters, a result may have a text and no URL."""
+    """Return whether the URL of `hit` is valid and passes the filters. Without filters, a result with a text needs no URL."""
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
     return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)

@@ -151,7 +151,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def check(self, turn: TurnRequest) -> None:
-        """Raises `BadRequest` if the upstream's API cannot express the turn, and `UpstreamError` if the dialect is unknown."""
+        """Raise `BadRequest` if the upstream's API cannot express the turn, or `UpstreamError` if the dialect is unknown."""
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
@@ -194,7 +194,7 @@ class Backend(ABC):
         )
 
     def _unseal(self, owner: str, envelope: str, purpose: str = COMPACTION) -> bytes | None:
-        """Return the decrypted envelope, or None if the envelope belongs to another server, owner or purpose."""
+        """Return the decrypted content of `envelope`, or None if the envelope belongs to another server, owner or purpose."""
         try:
             return self._sealer.open(envelope, purpose=purpose, owner=owner)
         except InvalidEnvelope:

@@ -27,12 +27,12 @@ from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
 
 REFUSALS = frozenset({401, 403})
-"""Statuses with which a server refuses a credential."""
+"""Statuses of responses that refuse a credential."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted, because of an API key of this server, a check or the upstream's answer to this request."""
+    """Whether a caller is accepted: by an API key of this server, by a check, or by the upstream's answer to this request."""
 
     is_known: bool = False
     """Whether the caller has an API key of this server. A refusal by the upstream then concerns the operator's credential."""
@@ -64,17 +64,17 @@ class Caller:
 # -- the check ---------------------------------------------------------------------------------------------------------
 
 ACCEPTED_FOR = 30.0
-"""Seconds for which an accepted credential is cached."""
+"""Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""
 _INVALID = frozenset({400, 422})
-"""Statuses of a request whose body was validated."""
+"""Statuses of the response to an empty request that show that the credential is accepted."""
 _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
 """Headers that differ between requests of one caller."""
 _OF_THE_HOST = frozenset({"user", "auth", "session"})
-"""Members of the ASGI scope in which the host application's middleware identifies the caller."""
+"""Members of the ASGI scope that the host application's middleware sets to identify the caller."""
 
 Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
 """Sends a request, given its method, path, caller and body. Raises `UpstreamError` if there is no response."""
@@ -116,7 +116,7 @@ class Verification:
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """Record that the upstream refused the credential of the caller's chat."""
+        """Record that the upstream has refused the caller's credential for a chat request."""
         standing = caller.standing
         if not (standing.is_known or standing.has_chatted):
             standing.is_accepted, standing.is_refused = False, True

@@ -205,7 +205,8 @@ class Upstream:
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Return the response before its body is read. Raises `UpstreamError` if there is no response.
 
-        Failed connections and fast responses with status 502 or 503 are retried.
+        For half of `upstream.status_grace`, the request is repeated if no connection can be made, or if a response with the
+        status 502 or 503 arrives within `CRASH_AFTER` seconds.
         """
         # The second half of the grace period is left for the last attempt, so that its status can still be sent to the caller.
         until = time.monotonic() + self._settings.status_grace / 2

@@ -56,7 +56,7 @@ _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
 """Part of the message that Envoy sends with status 503 if a server failed in this way."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
-"""Types of errors that the same request would cause again."""
+"""Types of errors that a repeated request would cause again."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that waiting does not resolve."""
 _TOO_LONG = (
@@ -67,7 +67,7 @@ _TOO_LONG = (
     "`inputs` must have less than",
     "`inputs` tokens + `max_new_tokens`",
 )
-"""Parts of the errors of vLLM, SGLang, llama.cpp and TGI for a prompt that is too long."""
+"""Parts of the error messages of vLLM, SGLang, llama.cpp and TGI if a prompt is too long."""
 
 
 class _Fault(NamedTuple):
@@ -85,8 +85,8 @@ def from_status(
 ) -> UpstreamError:
     """Return the error for an HTTP response with a `status` of 300 or more.
 
-    `own_key` says whether the operator's credential was used instead of the caller's. `elapsed` is the time from the request to
-    the response in seconds.
+    `own_key` is whether the operator's credential was used instead of the caller's. `elapsed` is the time in seconds from the
+    request to the response.
     """
     fault = _fault(_decoded(body))
     message = fault.message or f"The upstream answered with status {status}."

@@ -113,8 +113,9 @@ _COUNT = re.compile(
 class ContextWindow:
     """The context windows of one upstream's models.
 
-    The context length comes from the server's metadata, or from its error for a prompt that is too long. If the server has no
-    tokenizer, the number of tokens is read from the error or estimated. After the error, a shorter request is sent once.
+    The context length comes from the server's metadata, or from the error message that the server sends if a prompt is too
+    long. If the server has no tokenizer, the number of tokens is read from this message or estimated. After such an error, a
+    shorter request is sent once.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -229,7 +230,7 @@ def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Return `items` without the oldest blocks, at least one, so that `chat` with its tools shrinks to `share` of its size."""
+    """Remove at least one of the oldest blocks of `items`, so that `chat` shrinks to `share` of its size. Return the rest."""
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)
@@ -239,7 +240,7 @@ def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> lis
 # -- the continuation of messages --------------------------------------------------------------------------------------
 
 _REFUSAL_TTL = 300.0
-"""Seconds for which a negative result for a model is cached."""
+"""Seconds that a negative result is cached for a model."""
 _EXTRA_TOKENS = 16
 """Number of tokens to decode before the text, because the text may begin within a token."""
 _SAMPLE = "One two three"
@@ -262,8 +263,8 @@ class PrefillProof:
 
     1. The prompt that the server renders for the request must end with the text. vLLM returns the prompt through `/tokenize`
        and `/detokenize`, llama.cpp through `/apply-template`.
-    2. Some servers return a prompt that they do not use (vLLM with gpt-oss). For each model, the prompt of a sample must
-       therefore have as many tokens as the usage of an answer to the sample reports. This result is cached.
+    2. Some servers return a prompt that they do not use (vLLM with gpt-oss). Therefore, a sample is answered once for each
+       model. Its prompt must have as many tokens as the usage of the answer reports. This result is cached.
     """
 
     def __init__(self, upstream: Upstream) -> None:

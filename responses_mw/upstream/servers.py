@@ -58,7 +58,7 @@ async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[ht
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server, queried for one caller. Methods return None for a value that the server lacks, and raise `UpstreamError`."""
+    """Queries the server for one caller. Methods return None if the server lacks the value, and raise `UpstreamError`."""
 
     upstream: Upstream
     caller: Caller
@@ -144,7 +144,7 @@ class _VLLM(Server):
         return await self._ask("/tokenize", body, "count", int) or 0
 
     def _rendered(self, chat: ChatRequest) -> ChatRequest:
-        """Return the body for `/tokenize`, in which `reasoning_effort` and `documents` are arguments of the chat template."""
+        """Return the body for `/tokenize`. It passes `reasoning_effort` and `documents` as arguments of the chat template."""
         arguments = {**(chat.get("chat_template_kwargs") or {}), **_only(chat, ("reasoning_effort", "documents"))}
         return {**_only(chat, self._SHOWN), **({"chat_template_kwargs": arguments} if arguments else {})}
 

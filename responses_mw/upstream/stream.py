@@ -250,22 +250,22 @@ class IdleTimeout:
 
     def __init__(self) -> None:
         self.is_waiting = False
-        """Whether the reader waits for the network. False while our own client processes the data."""
+        """Whether the reader waits for the network. False while the reader's consumer processes the data."""
         self.ticks = 0
-        """Number of ticks in a row that found the reader waiting. The reader resets it after each read."""
+        """Number of consecutive ticks at which the reader was waiting. The reader resets this number after each read."""
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_cancelled = False
 
     def watch(self, timeout: float) -> None:
-        """Limit each wait of the current task to `timeout` seconds, or up to an eighth more."""
+        """Limit each wait of the current task to `timeout` seconds. The limit may be up to an eighth longer."""
         self._task = asyncio.current_task()
         self._timeout = timeout
         self.ticks = 0
         self._arm()
 
     def check(self) -> None:
-        """Raises `UpstreamTimeout` if this timeout alone cancelled the reader."""
+        """Raise `UpstreamTimeout` if this timeout alone cancelled the reader."""
         if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 

@@ -1,6 +1,6 @@
 -- Renew or end a flight; do nothing if another request holds it.
 -- KEYS: generation
--- ARGV: id, token, action ('renew', 'release', or 'mark' an answer for which no request should wait), lease or lifetime of the mark in ms
+-- ARGV: id, token, action ('renew', 'release', or 'mark' an answer that no request should wait for), lease or lifetime of the mark in ms
 -- Returns whether the request held the flight
 
 local flight = prefix .. 'f:' .. ARGV[1]

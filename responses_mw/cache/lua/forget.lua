@@ -1,6 +1,6 @@
 -- Remove the entry made from a response, and increment the removal counter so that replicas drop their copies.
 -- KEYS: generation
--- ARGV: response id, ms for which the removal counter is kept
+-- ARGV: response id, lifetime of the removal counter in ms
 -- Returns the number of removed entries
 
 local id = redis.call('HGET', prefix .. 'r', ARGV[1])

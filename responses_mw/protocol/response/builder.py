@@ -75,7 +75,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """Start a queued run, whose next event has this `number`."""
+        """Start a queued run. `number` is the number of its next event."""
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
         if number == 2:  # after created and queued; otherwise, another worker has already emitted the event
@@ -133,7 +133,7 @@ class ResponseBuilder(ABC):
 
     @property
     def phase(self) -> Phase:
-        """What the client has seen of the turn. The default means that the turn cannot be continued."""
+        """What the client has seen of the turn. Builders that do not override this property cannot continue a turn."""
         return Phase.FIXED
 
     def break_off(self) -> list[Event]:

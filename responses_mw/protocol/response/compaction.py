@@ -24,7 +24,7 @@ from ..types import Document, Item
 
 TRIGGER = "compaction_trigger"
 DEFAULT_THRESHOLD = 100_000
-"""Number of tokens above which a history is compacted if an entry of `context_management` has no `compact_threshold`."""
+"""Default of `compact_threshold` in an entry of `context_management`. A history with more tokens is compacted."""
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
@@ -57,7 +57,7 @@ def is_asked(items: Sequence[Item]) -> bool:
 
 
 def threshold_of(request: CreateResponse) -> int | None:
-    """Return the number of tokens above which the history of `request` is compacted, or None if it is never compacted."""
+    """Return the threshold of `request` in tokens, or None if its history is never compacted."""
     return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 

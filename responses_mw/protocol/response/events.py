@@ -1,7 +1,7 @@
 """The events of a response: their names, their numbers, and what they add to the items.
 
 An event does not depend on the transport. The type without its last word names what the event adds to (OpenAI reference,
-"Streaming events"), which `EventTarget` describes.
+"Streaming events"). Each such target is an `EventTarget`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _MAX_OPENING = 256  # maximum number of characters up to the opening quote of a 
 
 
 class StringMember:
-    """Decodes the string `name`, the first member of a JSON object that arrives in pieces, even if the JSON is careless.
+    """Decodes the string `name`, the first member of a JSON object that arrives in pieces, even if the JSON is not quite valid.
 
     Models write raw line breaks in strings, and backslashes that begin no escape. The result of
     `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.

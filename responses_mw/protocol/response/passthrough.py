@@ -73,9 +73,9 @@ class ResponsesPassthrough(ResponseBuilder):
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
         self._place_of: dict[str, int] = {}
-        """Places of items by the upstream's item ids and call ids, for events without an index."""
+        """Maps the upstream's item ids and call ids to the places of items, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """For each item's place, the stems and part indices of the `done` events that its parts and texts still need."""
+        """Maps the place of an item to the stems and part indices of the `done` events that have not been emitted yet."""
         self._ended_early: set[int] = set()
         self._first = 0  # place of the upstream's first item. Items that this server added precede it
         self._ending: Document | None = None
@@ -326,8 +326,8 @@ class ResponsesPassthrough(ResponseBuilder):
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
         """Return the place of the item that an event belongs to, or None if there is no such item.
 
-        Without an index, search by the ids in the event and in `names`, then for the last open item of the type `wanted`. An
-        empty `wanted` stands for any type, and None for an event without an item.
+        Without an index, search for an item with an id in the event or in `names`, then for the last open item of the type
+        `wanted`. If `wanted` is empty, any type matches. If it is None, the event belongs to no item.
         """
         index = event.get("output_index")
         if isinstance(index, int):
@@ -341,7 +341,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return max(fitting, default=None)
 
     def _renamed(self, value: Any) -> Any:
-        """Return a copy of `value` with the upstream's ids replaced with ours."""
+        """Return a copy of `value` in which the upstream's ids are replaced with this server's ids."""
         if isinstance(value, dict):
             known = self._known
             return {

@@ -36,7 +36,7 @@ class OutputReplay:
         """`items` are the complete items before the first event. New items are appended to this list."""
         self.items = items
         self.open: dict[int, dict[tuple[str, str], list[Mapping[str, Any]]]] = {}
-        """For each place of an open item, the deltas that have not been joined, by stem and index of the part."""
+        """Maps the place of an open item to the deltas of its parts that have not been joined."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply an event to the items. Raises `UpstreamError` if the part in the event is not an object."""

@@ -107,7 +107,7 @@ class ThinkingSplitter:
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
-    """Reduce `logprobs` to the tokens of `content`. `after` is the reasoning before the content, if any.
+    """Remove all `logprobs` except those of the tokens of `content`. `after` is the reasoning before the content, if any.
 
     For a whole answer, vLLM also reports the tokens of the reasoning and of calls, and the token that ends the answer. If the
     tokens do not contain `content`, return None if there is reasoning, and otherwise `logprobs` unchanged.
@@ -187,7 +187,7 @@ def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
     1. Code within backticks or a fence is skipped, because an index such as `items[1]` is not a citation.
     2. A Markdown link to a source is a citation. A link to anything else is skipped as a whole, including its `[1]`.
     3. The bare URL of a source, without trailing punctuation, is a citation.
-    4. `[3]`, `[1, 3]`, `【3】` and `【3†...】` are citations if the number is that of a source.
+    4. `[3]`, `[1, 3]`, `【3】` and `【3†...】` are citations if a source has the number.
     """
     if not sources:
         return []
@@ -254,7 +254,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """Return the `results` of a `web_search_call` item as text for the model, which may cite them by number or URL."""
+    """Return the `results` of a `web_search_call` item as text for the model. It may cite them by number or by URL."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)

@@ -1,6 +1,6 @@
 -- Compare the check values of a replica's secret keys with the stored values, and store the value of the key that encrypts.
 -- KEYS: check values
--- ARGV: TTL in ms, then the values, the one of the key that encrypts first
+-- ARGV: TTL in ms, then the values, beginning with the value of the key that encrypts
 -- Returns: 1 no value is stored yet, or this replica knows one of them; 0 the keys differ
 
 local stored, mine, agree = redis.call('SMEMBERS', KEYS[1]), {}, false

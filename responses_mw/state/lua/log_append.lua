@@ -1,4 +1,4 @@
--- Append a batch of events to the log of each of several running background responses, and renew their leases.
+-- Append batches of events to the logs of running background responses, one batch to each log, and renew the leases.
 -- KEYS: records; in a cluster, only one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch, its compressed form or ''
 -- Returns for each record: 1 the log contains the batch; 0 another worker holds the response, the response has ended, or the batch

@@ -1,7 +1,7 @@
--- Store the compressed log of a background response that has ended, and shorten the lifetime of its plain log. Until that expires, it
--- is used by replicas of an earlier release, and by followers that have read a part of it.
+-- Store the compressed log of a background response that has ended, and shorten the lifetime of its plain log. Replicas of an
+-- earlier release, and followers that have read a part of the plain log, use the plain log until it expires.
 -- KEYS: record
--- ARGV: 1 ms for which the plain log is kept, then the id and the compressed events of each entry
+-- ARGV: 1 lifetime of the plain log in ms, then the id and the compressed events of each entry
 -- Returns: 1 the compressed log is stored; 0 the response has not ended at the last id or was deleted, or its log has expired
 
 local record = redis.call('HMGET', KEYS[1], 'status', 'next_seq')

@@ -1,4 +1,4 @@
--- Return the number of jobs that a worker could claim now, and for how long the oldest of them has waited.
+-- Return the number of jobs that a worker could claim now, and the time that the oldest of them has waited.
 -- KEYS: ready
 -- ARGV: none
 -- Returns: {number, ms}

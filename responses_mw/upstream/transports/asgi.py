@@ -53,8 +53,8 @@ class ASGITransport(httpx.AsyncBaseTransport):
     The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
     `client` and all members that the host application added.
 
-    Before the response starts, errors are raised by the request, afterwards by the stream: `httpx.ReadError` if the application
-    raises, and `httpx.RemoteProtocolError` if the application returns before its response is complete.
+    Errors are raised by the request before the response starts, and by the stream afterwards: `httpx.ReadError` if the
+    application raises, and `httpx.RemoteProtocolError` if the application returns before its response is complete.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -221,7 +221,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """Return the outer scope, if any, with the target and the headers of `request`, but the outer `Host` header."""
+    """Return the outer scope, if any, with the target and the headers of `request`. The outer `Host` header is kept."""
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},

@@ -78,7 +78,7 @@ class ConnectionPool:
         self._open.discard(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Pending and later calls of `acquire` raise `httpx.ConnectError`."""
+        """Close all connections. Pending and later calls to `acquire` raise `httpx.ConnectError`."""
         self.is_closed = True
         open_ones = list(self._open)
         _abort(open_ones)

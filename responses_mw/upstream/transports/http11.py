@@ -102,7 +102,7 @@ class OutgoingRequest:
         """Encode the request line and the headers of `request`.
 
         Raises `httpx.LocalProtocolError` if the method is CONNECT, if the method, the target or a header is invalid, or if the
-        framing is ambiguous or does not match the body. The server could read such a request as a different one, or as several.
+        framing is ambiguous or does not match the body. The server could read such a request as another one, or as several.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
@@ -141,7 +141,7 @@ def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStr
 
 
 def _fields(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the values of the headers by name, both in lower case. Of several headers with a name, the last counts."""
+    """Map the names of headers to their values, both in lower case. If a name is repeated, the last value is used."""
     return {name.lower(): value.lower() for name, value in headers}
 
 
