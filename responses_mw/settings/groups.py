@@ -1,4 +1,4 @@
-"""The groups of settings and the types of their values. Other classes receive only the groups that they use."""
+"""Setting groups and value types. Other classes receive only the groups that they use."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""Web search providers (`PROVIDERS` in `tools/search.py`), and the setting that each provider requires."""
+"""Setting required by each web search provider. The class of each provider is in `PROVIDERS` in `tools/search.py`."""
 
 
 class SearchSettings(Group):

@@ -1,4 +1,4 @@
-"""The providers of web search. To add a provider, see CONTRIBUTING.md."""
+"""Web search providers. To add one, see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -55,9 +55,12 @@ class Query:
     count: int = 10  # maximum number of results, at most 10
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
-    place: Mapping[str, str] = field(default_factory=dict)  # the tool's `user_location`; `country` may be any two capitals
-    thorough: bool = False  # whether the search may be slower or more expensive
-    characters: int = 1_000  # maximum length of a result's text, at most 3,000; `WebSearch` cuts longer texts
+    place: Mapping[str, str] = field(default_factory=dict)
+    """The tool's `user_location`. `country` is two capital letters, not necessarily a country (see `_COUNTRIES`), or empty."""
+    thorough: bool = False
+    """Set for `search_context_size: high`: the search may be slower or more expensive. Providers may ignore it."""
+    characters: int = 1_000
+    """Maximum length of a result's text, at most 3,000. Providers may ignore it, because `WebSearch` cuts longer texts."""
 
     def admits(self, url: str) -> bool:
         """Return whether a result with this URL passes the domain filters."""
@@ -96,8 +99,8 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        Send the filters and limits of `query` that the provider's API supports. `WebSearch` applies all filters and limits to
-        the results again.
+        Send the members of `query` that the provider's API supports. `WebSearch` applies `count`, `allowed`, `blocked` and
+        `characters` to the results again. `place` and `thorough` have an effect only if the provider sends them.
         """
         raise NotImplementedError
 
@@ -152,6 +155,27 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
 def text_of(row: dict[str, Any], *names: str) -> str:
     """Return the first of the members `names` that is a non-blank string, or "" if there is none."""
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
+
+
+# -- countries ---------------------------------------------------------------------------------------------------------------
+
+_COUNTRY_TABLE = """
+AE united arab emirates ar|AR argentina es|AT austria de|AU australia en|BE belgium nl|BG bulgaria bg|BR brazil pt|CA canada en
+CH switzerland de|CL chile es|CN china zh|CO colombia es|CZ czech republic cs|DE germany de|DK denmark da|EE estonia et
+EG egypt ar|ES spain es|FI finland fi|FR france fr|GB united kingdom en|GR greece el|HR croatia hr|HU hungary hu
+ID indonesia id|IE ireland en|IL israel he|IN india en|IS iceland is|IT italy it|JP japan ja|KE kenya en|KR south korea ko
+LT lithuania lt|LU luxembourg fr|LV latvia lv|MA morocco ar|MX mexico es|MY malaysia ms|NG nigeria en|NL netherlands nl
+NO norway no|NZ new zealand en|PE peru es|PH philippines en|PK pakistan en|PL poland pl|PT portugal pt|RO romania ro
+RS serbia sr|RU russia ru|SA saudi arabia ar|SE sweden sv|SG singapore en|SI slovenia sl|SK slovakia sk|TH thailand th
+TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vietnam vi|ZA south africa en
+"""
+_COUNTRIES: Mapping[str, tuple[str, str]] = {
+    entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
+}
+"""English names and main languages of countries, by ISO code.
+
+If a provider's API refuses invalid codes, send `country` only if it is in this table or in a list of the provider's countries.
+"""
 
 
 # -- SearXNG: https://docs.searxng.org/dev/search_api.html ----------------------------------------------------------------
@@ -316,21 +340,4 @@ def _read_text(answer: str) -> Iterator[SearchHit]:
 
 
 PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}
-"""The classes of the providers, by their names in `search.provider`."""
-
-
-# -- countries: the ISO code, the English name (for Tavily) and the main language (for SearXNG) ----------------------------
-
-_COUNTRY_TABLE = """
-AE united arab emirates ar|AR argentina es|AT austria de|AU australia en|BE belgium nl|BG bulgaria bg|BR brazil pt|CA canada en
-CH switzerland de|CL chile es|CN china zh|CO colombia es|CZ czech republic cs|DE germany de|DK denmark da|EE estonia et
-EG egypt ar|ES spain es|FI finland fi|FR france fr|GB united kingdom en|GR greece el|HR croatia hr|HU hungary hu
-ID indonesia id|IE ireland en|IL israel he|IN india en|IS iceland is|IT italy it|JP japan ja|KE kenya en|KR south korea ko
-LT lithuania lt|LU luxembourg fr|LV latvia lv|MA morocco ar|MX mexico es|MY malaysia ms|NG nigeria en|NL netherlands nl
-NO norway no|NZ new zealand en|PE peru es|PH philippines en|PK pakistan en|PL poland pl|PT portugal pt|RO romania ro
-RS serbia sr|RU russia ru|SA saudi arabia ar|SE sweden sv|SG singapore en|SI slovenia sl|SK slovakia sk|TH thailand th
-TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vietnam vi|ZA south africa en
-"""
-_COUNTRIES: Mapping[str, tuple[str, str]] = {
-    entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
-}
+"""Provider classes by their names in `search.provider`."""
