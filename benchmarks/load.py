@@ -128,7 +128,7 @@ class Exchange:
         self._went_well = False
 
     def feed(self, body: bytes) -> None:
-        """Process a piece of the body."""
+        """Process a part of the body."""
         self._buffer += body
         if not self._plan.stream:
             return

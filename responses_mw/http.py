@@ -1,6 +1,6 @@
 """Checks of the framing and the size of HTTP messages, for the server and the HTTP clients.
 
-Ambiguous framing is refused, because an attacker could hide a second request in the body (RFC 9112, section 11.2).
+Ambiguous framing is refused to prevent request smuggling (RFC 9112, section 11.2).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ new_tag = random_part
 
 
 class RunIds:
-    """The id of a run's `response`, and a generator of the ids of its items."""
+    """The id of a run's `response`, and a generator of item ids."""
 
     __slots__ = ("_count", "_stem", "response")
 

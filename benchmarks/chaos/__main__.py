@@ -116,7 +116,7 @@ class Faults:
         upstream.overload = None
 
     async def damage_job(self, _: Process, amount: float) -> None:
-        """Store a value of the wrong type at a key of one of the latest jobs."""
+        """Replace the value of a recent job's key with a value of the wrong type."""
         sound = [job for job in self._jobs.jobs[-10:] if not (job.damaged or job.deleted)]
         if sound:
             job = sound[int(amount * len(sound))]

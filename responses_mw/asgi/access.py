@@ -101,7 +101,7 @@ def _host(origin: str) -> str | None:
 
 
 class RateLimits:
-    """The limits of each owner's rate of requests, open streams and unfinished background responses.
+    """Limits on each owner's request rate, open streams and unfinished background responses.
 
     The counts are in Redis, so that a limit applies to all replicas together. If Redis is unavailable, requests are accepted
     without checks. If `usage` is None, nothing is limited.

@@ -219,7 +219,7 @@ class Entries:
         return removed
 
     async def stats(self, owner: str | None = None) -> Stats:
-        """Return the size of the cache of `owner`, by default of all owners."""
+        """Return the cache size of `owner`, or of all owners if `owner` is None."""
         totals = [0, 0, 0, 0]
         for one in await self._owners() if owner is None else [owner]:
             sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]

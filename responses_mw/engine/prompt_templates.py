@@ -64,7 +64,7 @@ class _Template:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the placeholders."""
+        """Placeholder names."""
         parts = (part for item in self.input for part in item.get("content", []))
         texts = [self.instructions or "", *(part["text"] for part in parts if "text" in part)]
         return frozenset(name for text in texts for name in _PLACEHOLDER.findall(text))

@@ -75,7 +75,7 @@ class Outlet:
         self.send = send
 
     def close(self) -> None:
-        """Pass no more events. A new outlet is closed."""
+        """Stop passing events. A new outlet is closed."""
         self.open(lambda: False, lambda _: None)
 
 

@@ -73,8 +73,8 @@ class Runner:
         """Make one foreground response, and yield its events in batches, one for each read from the upstream.
 
         The first batch is yielded when the upstream begins to answer, or, in mode STREAMED, when `upstream.status_grace` ends.
-        In mode WHOLE, a batch may be empty. If `policy` is None, the cache is not used. `history` replaces the runner's own.
-        What `outlet` takes is not yielded. Raises `APIError` as described for the `mode`.
+        In mode WHOLE, a batch may be empty. If `policy` is None, the cache is not used. `history`, if given, replaces the
+        runner's history. Events that are passed to `outlet` are not yielded. Raises `APIError` as described for the `mode`.
         """
 
         async def begin() -> Run:
@@ -160,7 +160,7 @@ class Runner:
     # -- preparation --------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:
-        """Return a new run, without asking the model. `history` replaces the runner's own. Raises `APIError`."""
+        """Prepare a run without calling the model. `history`, if given, replaces the runner's history. Raises `APIError`."""
         history = history or self._history
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)

@@ -162,7 +162,8 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, and `StateUnavailable`.
+    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, or `StateUnavailable` if Redis
+    cannot be reached.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
@@ -205,7 +206,10 @@ async def clean_up(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay the log of a claimed job up to the first gap. Raises `Fenced` if the log was deleted, and `StateUnavailable`."""
+    """Replay the log of a claimed job, up to the first gap or damaged page.
+
+    Raises `Fenced` if the log was deleted, or `StateUnavailable` if Redis cannot be reached.
+    """
     output = LogReplay()
     while output.next_number < job.next_number:
         (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])

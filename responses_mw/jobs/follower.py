@@ -1,4 +1,4 @@
-"""The readers of event logs in this process.
+"""Event log readers of this process.
 
 A follower has a position in its log, but no buffer. At the end of the log, new batches arrive in announcements. If the client
 is slow, the follower reads from the log when the client is ready. All followers read in one round trip.

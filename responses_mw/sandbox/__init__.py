@@ -52,7 +52,7 @@ class SandboxSettings(BaseSettings):
         1024 * MIB, ge=MIN_MEMORY, description="maximum memory of a container, and address space of a process"
     )
     disk_bytes: int = Field(256 * MIB, ge=MIB, description="maximum size of a container's files, which are in memory")
-    file_bytes: int = Field(64 * MIB, ge=MIB, description="maximum size of a file, and of what a call prints")
+    file_bytes: int = Field(64 * MIB, ge=MIB, description="maximum size of a file, and of the output of a call")
     max_processes: int = Field(64, gt=0, description="maximum number of processes and threads of a container")
     max_open_files: int = Field(256, ge=32, description="maximum number of open files of a process")
     output_bytes: int = Field(

@@ -64,7 +64,7 @@ class Conversations:
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation's items as a history. Committing a response to this history appends the response's items."""
+        """Return the conversation's items as a history. A response committed to it adds its items to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
@@ -106,7 +106,7 @@ class Conversations:
         return Page(_unblob(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
-        """Return an item. Raises Missing also if the conversation does not contain the item."""
+        """Return an item. Raises Missing if the conversation or the item does not exist."""
         key = _key(conversation_id)
         of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
         if of != owner.encode():
@@ -116,7 +116,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Delete an item and return the conversation. Raises Missing also if the conversation does not contain the item."""
+        """Delete an item and return the conversation. Raises Missing if the conversation or the item does not exist."""
         found = await self._run(_DELETE_ITEM, conversation_id, [owner, item_id])
         if found is None:
             raise Missing("Item", item_id)

@@ -49,7 +49,8 @@ class Responses:
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
-        Raises Missing also if the history was deleted, and NotChainable if the response is running, failed or cancelled.
+        Raises Missing if the response does not exist or its history was deleted, or NotChainable if the response is running,
+        failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)

@@ -76,7 +76,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The keys of a partition of the queue."""
+    """The Redis keys of one queue partition."""
 
     number: int
 

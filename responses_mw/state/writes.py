@@ -75,7 +75,7 @@ class Quota:
         await self._charge(owner, entries, when=int(when))
 
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
-        """Charge a running response's event log of `size` bytes, which expires after `ttl` milliseconds. Raises OverQuota."""
+        """Set the charge for a running response's event log to `size` bytes, for `ttl` milliseconds. Raises OverQuota."""
         if self.is_set:
             await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
 
@@ -137,7 +137,7 @@ class Writer:
     async def write(self, write: Write) -> bytes:
         """Reserve the object's bytes, run the script, update the account, and return the script's verdict.
 
-        Raises OverQuota, and StateUnavailable. After a temporary failure, a write with `undo` is undone later.
+        Raises OverQuota or StateUnavailable. After a temporary failure, a write with `undo` is undone later.
         """
         await self.quota.reserve(write)
         try:

@@ -188,7 +188,7 @@ def redis_span(
     """Return a context manager that traces a round trip of `size` commands to Redis. `script` is the name of a Lua script.
 
     `address` returns the host, the port and the database. Round trips without a current span, such as those of periodic work,
-    are not traced, because each would be a trace of its own.
+    are not traced, because each would start a separate trace.
     """
     if not get_current_span().is_recording():
         return _NO_SPAN

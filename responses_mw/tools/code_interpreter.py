@@ -38,7 +38,7 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
     container = checks.mapping(value, path)
     checks.one_of(checks.required(container, "type", path, checks.string), f"{path}.type", {_AUTO})
     if container.get("file_ids"):
-        checks.unsupported(f"{path}.file_ids", "files cannot be uploaded: the code can write its own.")
+        checks.unsupported(f"{path}.file_ids", "files cannot be uploaded, but the code can create files.")
     if "memory_limit" in container:
         checks.one_of(container["memory_limit"], f"{path}.memory_limit", _MEMORY_LIMITS)
     if container.get("network_policy", {"type": "disabled"}) != {"type": "disabled"}:

@@ -109,7 +109,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
         """`max_bytes` is the maximum size of a response other than an event stream."""
         self.status: int | None = None
-        """The status of the response to the last POST, or 502 if the POST failed."""
+        """The response status of the last POST, or 502 if the POST failed."""
         self.address_refused = False
         self.session_id: str | None = None
         """The session id that the server assigned."""

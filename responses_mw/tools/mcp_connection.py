@@ -1,4 +1,4 @@
-"""A run's connection to an MCP server, and the conversion of the results of its tools."""
+"""A run's connection to an MCP server, and the conversion of tool results."""
 
 from __future__ import annotations
 

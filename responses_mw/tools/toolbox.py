@@ -123,7 +123,7 @@ class Toolbox:
         self.approved: Chunk | None = None
         """A chat chunk that contains the approved calls, as if the model had just made them. None if no call was approved."""
         self.approved_functions: list[OfferedFunction] = []
-        """The functions of the approved calls. The model may not call these functions, because each call needs an approval."""
+        """Functions used by the approved calls. The model may not call these functions, because each call needs an approval."""
 
     async def open(self) -> None:
         """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.

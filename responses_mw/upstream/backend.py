@@ -117,7 +117,7 @@ class Backend(ABC):
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Return the recorder of `input_messages` and `output_messages`, or None if this server does not add these members."""
+        """Return a recorder of `input_messages` and `output_messages`, or None if not requested or added by the upstream."""
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:

@@ -76,11 +76,11 @@ class Server:
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
-        """Return the tokens of the prompt of `chat`."""
+        """Return the prompt tokens of `chat`."""
         return None
 
     async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        """Return the end of the prompt of `chat` as text. `tokens` are the prompt's last tokens."""
+        """Return the end of the rendered `chat` as text. `tokens` are the last prompt tokens."""
         return None
 
     async def count_text(self, model: str, text: str) -> int:

@@ -55,7 +55,7 @@ class Dialect:
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, name: str) -> None:
-        """Raise `NotSupported` if the upstream cannot honour the parameter `name`, which the request sets."""
+        """Raise `NotSupported` if the upstream does not support the parameter `name`. Call this only if the request sets it."""
         if name in self.refuses:
             checks.unsupported(name, self.refuses[name])
 

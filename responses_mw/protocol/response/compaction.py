@@ -111,7 +111,7 @@ def _can_summarize(items: Sequence[Item]) -> bool:
 
 
 def summary_request(request: CreateResponse) -> CreateResponse:
-    """Return a request for a summary of the history of `request`, without options that shape the answer, such as grammars."""
+    """Return a request that summarizes the history of `request`, without options that shape the answer, such as grammars."""
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}

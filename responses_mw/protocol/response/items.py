@@ -152,7 +152,7 @@ class OpenCall:
             self._emitter.delta(self._template, text)
 
     def emit(self, names: tuple[str, ...]) -> None:
-        """Emit the event `response.<name>`, which shows the progress of the call, for each of the `names`."""
+        """Emit a progress event for the call, `response.<name>`, for each name in `names`."""
         self._emitter.emit(*(f"response.{name}" for name in names), **self.place)
 
 

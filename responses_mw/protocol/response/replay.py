@@ -81,7 +81,7 @@ class OutputReplay:
         return item
 
     def join(self) -> None:
-        """Add the collected deltas to all open items, so that the deltas no longer use memory."""
+        """Add the collected deltas to all open items, to free their memory."""
         for place in self.open:
             self.put(place)
 

@@ -335,7 +335,7 @@ def arguments_of(item: Item) -> str:
 
 
 def output_of(item: Item) -> str | list[Part]:
-    """Return the output that the model sees for an output item, or for a call whose item contains the output."""
+    """Return a tool's output as the model sees it. `item` is an output item, or a call item that includes the output."""
     return TOOL_ITEMS[item["type"]].output(item)
 
 

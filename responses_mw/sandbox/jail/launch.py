@@ -1,4 +1,4 @@
-"""The processes of a container: a process that waits outside, the init process inside, and the process that runs the code.
+"""A container's processes: a process that waits outside, the init process inside, and the process that runs the code.
 
 When the init process ends, the kernel ends all processes of the container, which cannot send signals to the init process. For
 each byte on its standard input, the init process ends the processes that the last call left behind, and writes `swept`. When

@@ -102,7 +102,7 @@ class OutgoingRequest:
         """Encode the request line and the headers of `request`.
 
         Raises `httpx.LocalProtocolError` if the method is CONNECT, if the method, the target or a header is invalid, or if the
-        framing is ambiguous or does not match the body. The server could read such a request as another one, or as several.
+        framing is ambiguous or does not match the body, which would allow request smuggling.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
@@ -199,7 +199,10 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return httpx.Response(self._status, headers=self._headers, stream=self, extensions={"divert": self.divert})
 
     def divert(self, take: Callable[[bytes], bool]) -> None:
-        """Pass data that arrives while the reader waits to `take`. The reader gets what `take` refuses (false) or raises."""
+        """While the reader waits, pass incoming data to `take`.
+
+        The reader gets the data for which `take` returns false, and the exceptions that `take` raises.
+        """
         self._take = take
 
     def __aiter__(self) -> Exchange:
