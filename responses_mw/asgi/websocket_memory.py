@@ -114,7 +114,7 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Reserve memory for a waiting request, evicting responses if necessary. Raises `RateLimited` if the request cannot fit."""
+        """Reserve memory for a waiting request, if necessary by eviction. Raises `RateLimited` if the request cannot fit."""
         if not self._fits(size):
             raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
