@@ -63,18 +63,19 @@ class Dispatcher:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
+        path = self.our_path(scope)
+        ours = {**scope, "responses_mw.path": path}
         try:
             self._check(scope)
         except APIError as error:
-            await TelemetryMiddleware(ErrorResponse(error))(scope, receive, send)
+            await TelemetryMiddleware(ErrorResponse(error))(ours, receive, send)
             return
-        path = self.our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
         else:
             application = self.application or await self._open_late(scope)
             try:
-                await application.routes({**scope, "responses_mw.path": path}, receive, send)
+                await application.routes(ours, receive, send)
             except asyncio.CancelledError:
                 if not application.drain.ends_cancelled():
                     raise

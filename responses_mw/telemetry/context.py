@@ -84,15 +84,17 @@ class RequestContext:
     tool_errors: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request to the first read of the upstream's answer, other than a summary of the history.
+    """Seconds from the start of the request to the upstream's first chunk or event. Summaries of the history do not count.
 
-    When a stream's headers are sent, the time is known only if the upstream has answered within `upstream.status_grace`.
+    It is None until then, and stays None for cache hits, repeated and background creates, and errors. A stream's headers are
+    sent after `upstream.status_grace` at the latest, so the time may still be None then.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
     has_left: bool = False  # whether the client disconnected before the HTTP response was complete
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
+    """The time when the request reached the middleware, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
         """Record that the request failed with `error`. Set `outcome` to `refused` or `failed`."""
