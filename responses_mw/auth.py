@@ -105,7 +105,7 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
     If `auth.tenant_header` is set, the owner is a hash of the tenant that a trusted gateway sends in this header. Otherwise, it
     is a hash of the API key's name or, without API keys, of the credential. Without a credential, the owner is `ANONYMOUS`.
 
-    Raises `BadRequest` if the tenant is missing, empty or sent more than once, and `Forbidden` if the request names a tenant
+    Raises `BadRequest` if the tenant is missing, empty or sent more than once, or `Forbidden` if the request names a tenant
     but its API key is not in `auth.tenant_keys`.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)

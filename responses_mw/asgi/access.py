@@ -121,7 +121,10 @@ class RateLimits:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     async def request(self, scope: Scope, caller: Caller) -> None:
-        """Count a request, check the owner's rate, and add `x-ratelimit-*` headers to the HTTP response."""
+        """Count a request against the owner's rate limit, and add `x-ratelimit-*` headers to the HTTP response.
+
+        Raises `RateLimited` if the limit is exceeded.
+        """
         if not self._per_minute or self._usage is None:
             return
         await self._verify(caller)
@@ -144,7 +147,7 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, caller: Caller) -> None:
-        """Count an open stream until `end_stream` is called with the same `scope`."""
+        """Count a stream as open until `end_stream` is called with the same `scope`. Raises `RateLimited`."""
         if self._maximums["streams"] and await self._enter("streams", caller, name := random_part()):
             scope[_STREAM] = caller.owner, name
             self._open[caller.owner].add(name)
@@ -160,7 +163,7 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, caller: Caller) -> AsyncIterator[None]:
-        """Count the background response that is created in the `with` block until it ends, but for at most an hour."""
+        """Count the background response created in the `with` block until it ends, for at most 1 h. Raises `RateLimited`."""
         is_counted = await self._enter("background", caller, response_id)
         try:
             yield

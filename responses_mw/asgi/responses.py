@@ -169,7 +169,7 @@ class ResponseRoutes:
         return RunJSONResponse(events(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
-        """Count the input tokens that `create` would send to the model."""
+        """Return the number of input tokens that `create` would send to the model."""
         parsed = await self.reader.read(request, self._parse_counted)
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)  # some upstreams tokenize without a credential

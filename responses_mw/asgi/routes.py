@@ -41,8 +41,8 @@ from .websocket import WebSockets
 class Operation:
     """An HTTP method of a path: its endpoint, its input and its output.
 
-    `answer` and `body` are the names of the schemas of the response and of the request body. `query` and `headers` are the
-    names of parameters. `streams` is true if the response may be a stream of events.
+    `answer` and `body` are the schema names of the response and the request body. `query` and `headers` are parameter names.
+    `streams` is true if the response may be a stream of events.
     """
 
     endpoint: Callable[..., Any]

@@ -167,7 +167,7 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
 
 
 def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
-    """Count the response, log a warning if its run failed, and log the access line."""
+    """Add the response to the metrics, log a warning if its run failed, and log the access line."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
     route = request.route or "-"  # never the path, whose ids would be logged

@@ -82,7 +82,7 @@ class History:
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
         """Return the history and input of a background response. The items of `request` already have ids.
 
-        `ids` and `token` belong to the job. Raises `BadRequest`, `NotFound` and `StateUnavailable` like `begin`.
+        `ids` and `token` belong to the job. Raises `BadRequest`, `NotFound` or `StateUnavailable` like `begin`.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
@@ -158,8 +158,8 @@ NO_HISTORY = History(None, required=False)
 async def commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
     """Store a finished response. For a background response, also store `last`, the final batch of its event log.
 
-    Raises `Deleted` if the response was deleted, and `Fenced` if another worker holds the job. Raises `OverBound`, `OverQuota`
-    or `StateUnavailable` if the response cannot be stored.
+    Raises `Deleted` if the response was deleted, `Fenced` if another worker holds the job, or `OverBound`, `OverQuota` or
+    `StateUnavailable` if the response cannot be stored.
     """
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
     annotate(stored=True)

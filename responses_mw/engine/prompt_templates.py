@@ -137,7 +137,7 @@ class Prompts:
         raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
 
     def _load(self, path: Path) -> None:
-        """Read a file if it is new or has changed. Raises `InvalidPrompt` and `OSError`."""
+        """Read a file if it is new or has changed. Raises `InvalidPrompt` or `OSError`."""
         stat = path.stat()  # blocks, but for less time than starting a thread takes
         stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if path not in self._files or self._files[path][0] != stamp:

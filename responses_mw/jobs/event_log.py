@@ -121,7 +121,7 @@ class EventLogWriter:
             await claimed.sent.wait()
 
     async def last(self, claimed: ClaimedJob) -> None:
-        """Wait for the batch in transit, and append no further batch. The caller must store the pending events."""
+        """Wait for the batch in transit, and stop appending batches. The caller must store the pending events."""
         claimed.ending = True
         await self.written(claimed)
 

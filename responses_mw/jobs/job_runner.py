@@ -265,7 +265,7 @@ class JobRunner:
         self.breaker.fail(claimed.began, error)
 
     async def _flush(self, claimed: ClaimedJob) -> None:
-        """Append this worker's pending output, and no further events."""
+        """Append this worker's pending output to the event log, and stop appending further events."""
         if claimed.has_grown:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)

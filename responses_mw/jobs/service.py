@@ -71,7 +71,7 @@ class JobService:
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
         """Await the `gate`, store the `run` that was prepared from `body` as a queued job, and return the job's document.
 
-        Raises the errors of `gate`, `OverBound`, `OverQuota`, and `Unavailable` if the job cannot be stored now.
+        Raises the errors of `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
         """
         await gate()
         if not run.document["store"]:
@@ -108,8 +108,8 @@ class JobService:
     async def cancel(self, response_id: str, owner: str) -> Document:
         """Cancel a background response unless it has ended, and return its document.
 
-        Raises `Missing`, `BadRequest` if the response is not a background response, and `Unavailable` if it cannot be cancelled
-        now.
+        Raises `Missing` if the response does not exist, `BadRequest` if it is not a background response, or `Unavailable` if it
+        cannot be cancelled now.
         """
         for _ in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
@@ -130,7 +130,7 @@ class JobService:
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete a response. A queued or running response is first cancelled. Raises `Missing` and `Unavailable`."""
+        """Delete a response. A queued or running response is first cancelled. Raises `Missing` or `Unavailable`."""
         with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:

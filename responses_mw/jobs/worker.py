@@ -150,7 +150,7 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Take and run the job. After a logged error, the lease expires and a worker claims the job again."""
+        """Claim and run the job. After an error, which is logged, the lease expires and a worker claims the job again."""
         try:
             await self._take(response_id, why)
         except Damaged as error:

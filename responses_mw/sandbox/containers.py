@@ -1,4 +1,4 @@
-"""The containers of the sandbox, which run untrusted code in processes of their own.
+"""The containers of the sandbox, which run untrusted code in separate processes.
 
 A container can neither block the service nor exhaust its memory, because the service reads only a limited part of the output.
 Replies are frames of limited length with the nonce of the request. An invalid reply ends the container.

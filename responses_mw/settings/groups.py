@@ -94,7 +94,7 @@ class ToolServer(BaseModel, extra="forbid", frozen=True):
     url: URL
     headers: dict[str, SecretStr] = Field({})
     authorization: SecretStr | None = None
-    """Bearer token, unless the request has a token of its own."""
+    """Bearer token for requests that do not contain one."""
     allowed_tools: list[str] | ToolFilter | None = None
     """Tools that requests may use. None allows all tools."""
     require_approval: Literal["always", "never"] | ApprovalFilters | None = None

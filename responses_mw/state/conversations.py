@@ -36,7 +36,7 @@ class Conversations:
         self._limits = options.chain_items, options.chain_bytes
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Store a new conversation with its first `items`, whose ids must contain its tag. Raises OverBound and OverQuota."""
+        """Store a new conversation with its first `items`, whose ids must contain its tag. Raises OverBound or OverQuota."""
         address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
         blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
         args: Args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
@@ -84,9 +84,9 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
-        """Append `items`, whose ids must contain the conversation's tag, as one block. Raises OverBound and OverQuota.
+        """Append `items` to a conversation as one block. Their ids must contain its tag. Raises OverBound or OverQuota.
 
-        `random` is the random part of the ids that were created for the items. If the write is undone, only these are removed.
+        `random` is the random part of the ids of new items. If the write is undone, only these items are removed.
         """
         address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]

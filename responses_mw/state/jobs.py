@@ -69,7 +69,7 @@ class Jobs:
     ) -> None:
         """Write the record of a new background response, its encrypted `credential`, and `start`, the first batch of its log.
 
-        Raises OverBound, OverQuota, and Deleted if a worker claimed the job before its record was written, and gave up the job.
+        Raises OverBound or OverQuota, or Deleted if a worker claimed the job before its record was written and then gave it up.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
@@ -84,7 +84,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Charge the current `size` of a running job's log in bytes to the owner's quota. Raises OverQuota."""
+        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(

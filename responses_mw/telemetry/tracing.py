@@ -160,7 +160,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
     """Trace a job that runs in this task, and count the job as running. Yield the job's facts.
 
-    The job has a trace of its own, which `link_to_request` links to the request that queued the job.
+    The job has a separate trace, which `link_to_request` links to the request that queued the job.
     """
     attributes = _messaging("process", response_id)
     span = TRACER.start_span("process responses", Context(), SpanKind.CONSUMER, attributes)

@@ -77,7 +77,7 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Resolve `host`. Raises `OSError` if the name cannot be resolved, and `UnicodeError` if the name is invalid."""
+    """Resolve `host`. Raises `OSError` if the name cannot be resolved, or `UnicodeError` if the name is invalid."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 

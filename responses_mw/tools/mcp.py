@@ -205,7 +205,7 @@ class MCPServer(ServerTool):
         """Call a tool and return its result. If the call is not permitted, return a failed result without calling the tool.
 
         `approved` means that the user or the operator has approved the call. If the permission depends on the server's list of
-        tools, the list is requested first, which may raise the errors of `list_tools`.
+        tools, the list is requested first. This may raise the errors of `list_tools`.
         """
         if self._listed is None and any(limit is not None for limit in self._limits):
             await self.list_tools()

@@ -111,7 +111,7 @@ class Upstream:
     async def model(self, wanted: str | None, caller: Caller) -> str:
         """Return `wanted` or, if it is None, the name of the upstream's only model, not counting adapters.
 
-        Raises `BadRequest` if the upstream does not have exactly one model, and `UpstreamError` if its models cannot be listed.
+        Raises `BadRequest` if the upstream does not have exactly one model, or `UpstreamError` if its models cannot be listed.
         """
         if wanted is not None:
             return wanted
@@ -129,7 +129,7 @@ class Upstream:
     async def verify(self, caller: Caller) -> None:
         """Check that the caller has an API key of this server or is accepted by the upstream (see `caller`).
 
-        Call this before every side effect. Raises `Unauthorized` if the caller is refused, and `UpstreamError` if the check is
+        Call this before every side effect. Raises `Unauthorized` if the caller is refused, or `UpstreamError` if the check is
         inconclusive.
         """
         await self._verification.verify(caller)

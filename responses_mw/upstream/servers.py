@@ -111,7 +111,7 @@ def member(decoded: Any, *names: str) -> Any:
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:
-    """Return the result of `answer`, or None if the server rejects the request itself, which a completion may still accept.
+    """Return the result of `answer`, or None if the server rejects the request. A completion may still accept it.
 
     Raises `UpstreamError` if the server is overloaded, refuses the credential or fails.
     """

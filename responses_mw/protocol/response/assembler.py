@@ -219,7 +219,7 @@ class Assembler(ItemBuilder):
             self._end_seam(passed)
 
     def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
-        """Show `passed` or, if it is None, all text that the seam held back."""
+        """End the seam. Emit `passed` or, if it is None, all text that the seam held back."""
         seam, self._seam = self._seam, None
         if seam is None:
             return
@@ -251,7 +251,7 @@ class Assembler(ItemBuilder):
             self.has_client_calls |= bool(form and not form.served)
 
     def _show_rest(self) -> None:
-        """Show and close the remaining calls and text, up to a call that waits for its result."""
+        """Emit and close the remaining calls and text, up to a call that waits for its result."""
         for call in self._tool_calls.calls[self._shown :]:
             if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
                 break  # the open call was cut off

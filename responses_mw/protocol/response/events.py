@@ -1,4 +1,4 @@
-"""The events of a response: their names, their numbers, and what they add to the items.
+"""The events of a response: their names, their numbers, and their effects on items.
 
 An event does not depend on the transport. The type without its last word names what the event adds to (OpenAI reference,
 "Streaming events"). Each such target is an `EventTarget`.

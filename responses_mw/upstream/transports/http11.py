@@ -48,8 +48,8 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
     The request extension `timeout["connect"]` is in seconds. The extension `target` is the request target to send, as bytes.
 
-    Raises `httpx.ConnectError` and `ConnectTimeout` before anything is sent, and `ReadError`, `WriteError` and
-    `RemoteProtocolError` afterwards. Raises `LocalProtocolError` and `UnsupportedProtocol` if a request cannot be sent.
+    Raises `httpx.ConnectError` or `ConnectTimeout` before anything is sent, and `ReadError`, `WriteError` or
+    `RemoteProtocolError` afterwards. Raises `LocalProtocolError` or `UnsupportedProtocol` if a request cannot be sent.
     Errors raised by the request's body are passed on unchanged.
     """
 
