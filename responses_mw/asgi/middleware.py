@@ -35,18 +35,16 @@ class Application:
     upstream: Upstream
 
 
+OpenApplication = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
+
+
 class Dispatcher:
     """ASGI middleware that passes requests for our paths to the application, and all other requests to `app`.
 
     The application is opened when the lifespan starts or, if there is no lifespan, on the first request.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        server: ServerSettings,
-        open_application: Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]],
-    ) -> None:
+    def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
         """`open_application` opens the application, and gets the members `app` and `state` of the host's lifespan scope."""
         self.app = app
         self._server = server

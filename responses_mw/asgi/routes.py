@@ -283,10 +283,7 @@ def _content(name: str) -> Schema:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> Schema:
-    """Return the OpenAPI document.
-
-    If `needs_key` is true, every request must have an API key. If `closed` is true, `CreateResponse` allows no unknown members.
-    """
+    """Return the OpenAPI document. With `closed`, `CreateResponse` allows no unknown members."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Responses API", "version": VERSION},
@@ -296,10 +293,7 @@ def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = Fal
             path: {method.lower(): _operation(path, one) for method, one in operations.items()}
             for path, operations in ROUTES.items()
         },
-        "components": {
-            "schemas": _schemas(closed=closed),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": _schemas(closed=closed), "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
 
 
