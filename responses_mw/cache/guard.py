@@ -85,10 +85,7 @@ _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first of the `RULES` by which the two texts differ, or None if one answer serves both.
-
-    If `strict` is False, the rule `words` is skipped.
-    """
+    """Return the first of the `RULES` by which the texts differ, or None. If `strict` is False, `words` is skipped."""
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in _EQUAL:
@@ -263,8 +260,7 @@ def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
     if text in _KNOWN and (text != "am" or after_number):
         name, noted = _KNOWN[text]
         return name, _cased(word, noted)
-    unit = _unit(word, after_number=after_number)
-    if unit is not None:
+    if (unit := _unit(word, after_number=after_number)) is not None:
         return "units", "unit " + unit
     if text in _BINDING:
         return "critical", _cased(word, _BINDING[text])

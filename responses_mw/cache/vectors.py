@@ -93,9 +93,7 @@ class Scan:
     def _space_of(self, vector: Vector) -> str:
         return f"{self._space}{len(vector):x}"  # only vectors of the same model and size are comparable
 
-    async def _records(
-        self, key: Key, partition: _Partition, entries: Sequence[str], now: int
-    ) -> dict[str, tuple[bytes, float]]:
+    async def _records(self, key: Key, partition: _Partition, entries: list[str], now: int) -> dict[str, tuple[bytes, float]]:
         """Return the record and the remaining seconds of each entry that still exists."""
         state = partition.state
         held = {entry: partition.records[entry] for entry in entries if entry in partition.records}

@@ -105,10 +105,7 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether the request asks for storage and there is a state store that is not nearly full.
-
-        Raises `OverQuota` if storing the request would exceed the owner's quota.
-        """
+        """Return whether storage is requested and a state store is not nearly full. Raises `OverQuota`."""
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False

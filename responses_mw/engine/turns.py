@@ -325,13 +325,10 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Return a compaction of everything that the model would see in the next turn, or None if no compaction is due.
-
-        A compaction is due if the input requests a compaction or if the number of tokens exceeds the threshold. The threshold
-        does not apply before approved calls have run, because the model must first see their results. Raises `APIError`.
-        """
+        """Return a compaction if the input requests one or the tokens exceed the threshold, else None. Raises `APIError`."""
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
+        # The model must first see the results of approved calls.
         is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
         threshold = compaction.threshold_of(run.request)
         if threshold is None or is_awaited:
@@ -343,10 +340,7 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Return a compaction of everything that the model would see in `run`.
-
-        Raises `APIError`, for example if there is nothing to compact or if the model writes no complete summary.
-        """
+        """Return a compaction of everything that the model would see in `run`. Raises `APIError` if none can be made."""
         inner = self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
