@@ -43,10 +43,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Decode one network read, which may end anywhere. Return the data of each frame that the read completes.
-
-        An unfinished frame is buffered. Raises `FrameTooLong` if the unfinished frame exceeds `MAX_FRAME` bytes.
-        """
+        """Decode a network read, which may end anywhere. Return the data of completed frames. Raises `FrameTooLong`."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):

@@ -95,9 +95,8 @@ def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]
     deltas = [one.get("delta") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
     for delta in (one for one in deltas if isinstance(one, dict)):
         yield from ((("text", name), delta, name) for name in (*_TEXTS, "refusal") if isinstance(delta.get(name), str))
-        given = delta.get("tool_calls")
-        calls: list[Any] = given if isinstance(given, list) else [given]
-        for call in calls:
+        given: Any = delta.get("tool_calls")
+        for call in given if isinstance(given, list) else [given]:
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
                 yield ("call", str(call.get("index"))), function, "arguments"
@@ -143,10 +142,7 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
-        """Return the text in the `data` of a frame, or None if the frame does not have the learned form.
-
-        With `is_read`, `data` is a network read that begins a frame. The result is None unless the read is exactly one frame.
-        """
+        """Return the text in a frame of the learned form, or None. With `is_read`, `data` must be a read of one frame."""
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
             return None

@@ -134,10 +134,7 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Add the fragments in `delta.tool_calls`, which is a list or, from TGI, a single object. Return the changed calls.
-
-        Raises `UpstreamError` if a fragment is malformed, or if there are more than `MAX_CALLS` calls.
-        """
+        """Add fragments, which are a list or, from TGI, one object. Return the changed calls. Raises `UpstreamError`."""
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
         for fragment in listed:

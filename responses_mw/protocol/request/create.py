@@ -270,10 +270,7 @@ _TYPES: dict[Any, str] = {
 
 
 def create_schema(*, closed: bool) -> dict[str, Any]:
-    """Return the JSON Schema of the body of `POST /v1/responses`. A `closed` schema does not allow unknown members.
-
-    Not every check can be expressed, so the schema accepts some bodies that `parse` refuses.
-    """
+    """Return a JSON Schema of requests. It allows some that `parse` refuses, but no unknown members if `closed` is true."""
     members = {name: _schema_of(name) for name in PARAMETERS}
     members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
     members["previous_input_messages"] = {"type": ["array", "null"], "items": {"type": "object"}}

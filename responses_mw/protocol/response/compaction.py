@@ -62,10 +62,7 @@ def threshold_of(request: CreateResponse) -> int | None:
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of `POST /v1/responses/compact` to the body of a request for an unstored response.
-
-    Raises `BadRequest` if the body is not an object, has no `model`, or has unsupported members.
-    """
+    """Convert the body of `POST /v1/responses/compact` to that of a request for an unstored response. Raises `BadRequest`."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None}

@@ -113,17 +113,14 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
     """Convert a chat `usage` to a `ResponseUsage`. Unknown details are 0, because clients require all details."""
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens", "created_cache_tokens")
+    # SGLang reports reasoning tokens beside the other counts, not in the details.
+    reasoning = _count(of_completion, "reasoning_tokens") or _count(usage, "reasoning_tokens")
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {
-            "cached_tokens": _count(of_prompt, "cached_tokens"),
-            "cache_write_tokens": _count(of_prompt, "cache_write_tokens", "created_cache_tokens"),
-        },
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
         "output_tokens": completion,
-        "output_tokens_details": {
-            # SGLang reports reasoning tokens beside the other counts, not in the details.
-            "reasoning_tokens": _count(of_completion, "reasoning_tokens") or _count(usage, "reasoning_tokens"),
-        },
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": _count(usage, "total_tokens") or prompt + completion,
     }
 
@@ -176,10 +173,7 @@ class UsageSum:
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the `total` of the earlier turns plus the usage of the current turn, which is added only once.
-
-        Return None if the usage of an interrupted answer is unknown.
-        """
+        """Return `total` plus the current turn's usage, which is added once, or None if an interruption left it unknown."""
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)

@@ -326,8 +326,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
         """Return the place of the item that an event belongs to, or None if there is no such item.
 
-        Without an index, search for an item with an id in the event or in `names`, then for the last open item of the type
-        `wanted`. If `wanted` is empty, any type matches. If it is None, the event belongs to no item.
+        Without an index, search by the event's ids and `names`, then for the last open item of type `wanted`, or any if empty.
         """
         index = event.get("output_index")
         if isinstance(index, int):

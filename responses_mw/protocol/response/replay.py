@@ -224,10 +224,7 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Return the new texts with their log probabilities, or None if more text is needed to decide.
-
-        Raises `UpstreamError` if the upstream started a new answer instead of continuing the message.
-        """
+        """Return the new texts, or None if more text is needed to decide. Raises `UpstreamError` if it is a new answer."""
         seen = _common(text, self._tail)  # white space that the upstream did not see and repeats
         self._tail = self._tail[seen:] if seen == len(text) else ""
         text = text[seen:]

@@ -180,12 +180,9 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """Convert the `output` of a response to Harmony messages. Text before the last call is a preamble.
-
-    `results` maps the ids of call items to the results that the model saw.
-    """
+    """Convert a response's `output` to Harmony messages. `results` maps the ids of call items to what the model saw."""
     made: list[dict[str, Any]] = []
-    last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
+    last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)  # earlier text is a preamble
     for at, item in enumerate(items):
         if item["type"] == "reasoning":
             made.append(_message("assistant", text_of(item), channel="analysis"))
