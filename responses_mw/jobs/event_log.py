@@ -178,10 +178,7 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
-    """Finalize a job with the output in its log, as `failed` if there is an `error`, otherwise as `cancelled`.
-
-    Return the job's document. Raises the same errors as `write_end`.
-    """
+    """Finalize a job with its logged output: `failed` with an `error`, else `cancelled`. Raises the errors of `write_end`."""
     output = await read_log(state, job)
     output.cut()
     status = "failed" if error else "cancelled"

@@ -67,10 +67,7 @@ class Jobs:
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
-        """Write the record of a new background response, its encrypted `credential`, and `start`, the first batch of its log.
-
-        Raises OverBound or OverQuota, or Deleted if a worker claimed the job before its record was written and then gave it up.
-        """
+        """Write a background response and `start`, the first batch of its log. Raises OverBound, OverQuota or Deleted."""
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size = len(head) + len(job)
@@ -80,7 +77,7 @@ class Jobs:
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
         size += len(credential) + len(start.data)
         write = Write(_CREATE, address, keys, args, owner, f"r{address.random}", size, ttl=self._ttl)
-        if await self._writer.write(write) == b"deleted":
+        if await self._writer.write(write) == b"deleted":  # by a worker that claimed the job too early
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:

