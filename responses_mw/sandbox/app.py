@@ -49,9 +49,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         context: Context[Any, Any],
         code: Annotated[str, Field(description="Python source")],
         container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
-        memory_bytes: Annotated[
-            int | None, Field(ge=MIN_MEMORY, description="maximum memory of a new container, if lower than the setting")
-        ] = None,
+        memory_bytes: Annotated[int | None, Field(ge=MIN_MEMORY, description="lower memory limit for a new container")] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         named = None if container_id == "auto" else container_id
         owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model chooses the arguments

@@ -228,12 +228,10 @@ async def _fault_in(response: httpx2.Response, method: str) -> httpx2.Response |
         return None
     if status in (401, 403):
         return _fault(status, "it refused the credentials")
-    try:
+    with suppress(orjson.JSONDecodeError):
         message = orjson.loads(await response.aread())
-    except orjson.JSONDecodeError:
-        message = None
-    if isinstance(message, dict) and "jsonrpc" in message:
-        return None
+        if isinstance(message, dict) and "jsonrpc" in message:
+            return None
     return _fault(status, f"it answered with HTTP status {status}")
 
 

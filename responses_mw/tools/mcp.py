@@ -149,8 +149,7 @@ class MCPServer(ServerTool):
         self.label: str = tool["server_label"]
         self.listing: Item | None = None
         """The `mcp_list_tools` item to add to the output, or None if the history already contains the same list."""
-        self._tool = tool
-        self._context = context
+        self._tool, self._context = tool, context
         self._server = _configured(tool, context.settings)
         rules = self._server.model_dump(include=_RULES, exclude_none=True) if self._server else {}
         self._limits = (tool.get("allowed_tools"), rules.get("allowed_tools"))

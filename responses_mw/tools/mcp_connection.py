@@ -56,11 +56,7 @@ class MCPConnection:
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools in the format of an `mcp_list_tools` item.
-
-        Raises `Unauthorized` if the server refuses the caller's credentials, `BadRequest` if the server's address is not
-        permitted, and otherwise `UpstreamError` with the status 424. The messages contain the server's label.
-        """
+        """Return the tools for an `mcp_list_tools` item. Raises `Unauthorized`, `BadRequest` or `UpstreamError` (424)."""
         try:
             return await self._request(self._listed)
         except TimeoutError:

@@ -241,12 +241,8 @@ class Brave(SearchProvider):
     _MAX_CHARACTERS, _MAX_WORDS = 400, 50
 
     async def search(self, query: Query) -> list[SearchHit]:
-        params = {
-            "q": " ".join(query.text.split()[: self._MAX_WORDS])[: self._MAX_CHARACTERS],
-            "count": str(query.count),
-            "text_decorations": "false",
-            "result_filter": "web",
-        }
+        text = " ".join(query.text.split()[: self._MAX_WORDS])[: self._MAX_CHARACTERS]
+        params = {"q": text, "count": str(query.count), "text_decorations": "false", "result_filter": "web"}
         if query.allowed or query.blocked:  # a Goggle, which is Brave's format for reranking rules
             allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
             params["goggles"] = "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])

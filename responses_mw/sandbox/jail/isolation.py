@@ -40,6 +40,13 @@ LEVELS = (
 
 LIMITS = {"cpu_seconds", "memory_bytes", "disk_bytes", "file_bytes", "max_processes", "max_open_files"}
 """The settings that limit the resources of a container."""
+_RESOURCES = {
+    resource.RLIMIT_CPU: "cpu_seconds",
+    resource.RLIMIT_AS: "memory_bytes",
+    resource.RLIMIT_FSIZE: "file_bytes",
+    resource.RLIMIT_NOFILE: "max_open_files",
+}
+"""The settings that `limit` applies to each process, by resource."""
 
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
@@ -138,20 +145,9 @@ def hide() -> None:
 
 
 def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
-    """Set the resource limits of this process and its children, except `disk_bytes`.
-
-    `limits` maps the names in `LIMITS` to values. The number of processes is limited only if the kernel counts the container's
-    processes separately (`own_count`).
-    """
-    bounds = {
-        resource.RLIMIT_CPU: limits["cpu_seconds"],
-        resource.RLIMIT_AS: limits["memory_bytes"],
-        resource.RLIMIT_FSIZE: limits["file_bytes"],
-        resource.RLIMIT_NOFILE: limits["max_open_files"],
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    if own_count:
+    """Set the resource limits, except `disk_bytes`, of this process and its children. `limits` has the names in `LIMITS`."""
+    bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
+    if own_count:  # the kernel counts the container's processes separately
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + (0 if own_user else _INIT_PROCESSES)
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
