@@ -173,11 +173,7 @@ def activated(request: RequestContext) -> Iterator[None]:
 
 
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
-    """Set the attributes of the current `RequestContext` that are named in `facts`, or that the other parameters imply.
-
-    `error` is the error that ended the request. `response` is the document that is being created or retrieved.
-    Without a current request, nothing happens.
-    """
+    """Set `facts` about the current request, if there is one. `error` ended it. It creates or retrieves `response`."""
     request = _CURRENT.get()
     if request is None:
         return
@@ -281,19 +277,17 @@ def report_failure(request: RequestContext, **more: Any) -> None:
 def report_continuation(
     response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
 ) -> None:
-    """Record that a response was continued, in the metrics, the current span and the log.
+    """Record that a response was continued, at the `phase` that the client had received, in the metrics, the span and the log.
 
-    `reason` is `broken` or `timeout` if the upstream failed, or `worker` if a background worker was lost. `phase` is what the
-    client had received. `tokens` is the number of tokens that were kept, and `pause` the client's wait in seconds.
+    `reason` is `broken`, `timeout` or, for a lost worker, `worker`. `tokens` were kept. The client waited `pause` seconds.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
         CONTINUATION_PAUSE.record(pause, {})
     given = {"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": pause if pause is None else round(pause, 3)}
     facts = {name: value for name, value in given.items() if value is not None}
-    get_current_span().add_event(
-        "responses_mw.continuation", {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
-    )
+    attributes = {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
+    get_current_span().add_event("responses_mw.continuation", attributes)
     log_facts(logger, f"response {response_id} continued", facts)
 
 

@@ -55,10 +55,7 @@ class Instrument(Generic[Metric]):
         self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
-        """Return the series for `attributes`, and the attributes to record.
-
-        After `MAX_SERIES` series, all labels become `_OTHER`. Raises `ValueError` if an attribute is unknown.
-        """
+        """Return the series and the attributes to record. After `MAX_SERIES` series, all labels become `OTHER`."""
         if not self._labels:
             return self._metric, attributes
         given = tuple(attributes.items())

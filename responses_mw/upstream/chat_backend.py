@@ -82,11 +82,7 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the usage of an interrupted turn, or None if the server does not count the tokens.
-
-        `items` are the turn's output items, and `before` is the request without them. The tokens of the prompt of `before` are
-        input tokens. All further tokens of `prompt` are output tokens.
-        """
+        """Return an interrupted turn's usage, or None if it is unknown. `before` is the request without its `items`."""
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)
         tokens = await server.prompt_tokens(chat) if is_text(chat) else None

@@ -92,10 +92,7 @@ class Upstream:
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured or detected dialect. Raises `UpstreamError` if the upstream is overloaded or unavailable.
-
-        If the upstream refuses to list its models, OpenAI's dialect is returned, and the next call repeats the detection.
-        """
+        """Return the configured or detected dialect. Raises `UpstreamError` if the upstream is overloaded or unavailable."""
         if self._dialect is None:
             try:
                 models = await self.models(caller)
@@ -109,10 +106,7 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted` or, if it is None, the name of the upstream's only model, not counting adapters.
-
-        Raises `BadRequest` if the upstream does not have exactly one model, or `UpstreamError` if its models cannot be listed.
-        """
+        """Return `wanted` or, if None, the only model. Raises `BadRequest` unless there is one, and `UpstreamError`."""
         if wanted is not None:
             return wanted
         now = time.monotonic()
@@ -135,11 +129,7 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream responds to a cheap request.
-
-        Raises `UpstreamError` with `is_overload` set if there is no response in `PROBE_TIMEOUT` seconds, or if the status is
-        429, 502, 503 or 504, because a proxy may have sent this status.
-        """
+        """Check that the upstream responds within `PROBE_TIMEOUT` seconds. Raises `UpstreamError` with `is_overload` set."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 response = await self._ask("GET", "/v1/models", caller)

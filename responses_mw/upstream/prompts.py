@@ -126,11 +126,7 @@ class ContextWindow:
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with a chat request of as many `items` as fit the context window, and return the result of `ask`.
-
-        If the server refuses the prompt as too long, more items are removed, and `ask` is called once more. Raises any error of
-        `ask`, and `UpstreamError` if tokens cannot be counted.
-        """
+        """Call `ask` with as many `items` as fit the context window, and once more with fewer if they are too long."""
         chat = await self._fitting(items, chat_of, caller)
         try:
             return await ask(chat)

@@ -38,10 +38,7 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
 
 
 async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
-    """Return the dialect of the server that lists `models`, or OpenAI's if nothing identifies the server.
-
-    `get` requests a path of the server. Probes are sent only if no model has a known `owned_by`.
-    """
+    """Return the dialect of the server that lists `models`, by default OpenAI's. Probes are sent only if no owner is known."""
     for model in models:
         owner = model.get("owned_by")
         if isinstance(owner, str) and owner in _OWNERS:

@@ -182,10 +182,9 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._feed = self._parser.feed_data
 
     async def answer(self) -> httpx.Response:
-        """Send the request, and return the response once its headers have arrived.
+        """Send the request, and return the response once its headers have arrived, which may be before the whole body is sent.
 
-        The headers may arrive before the whole request body is sent. Raises `StaleConnection` if the server had already closed
-        the connection, and the other errors of `NetworkTransport`.
+        Raises `StaleConnection` if the server had already closed the connection, and the other errors of `NetworkTransport`.
         """
         self._transport.set_protocol(self)
         self._began = time.monotonic()  # not the loop's time, which may be from the start of this iteration
