@@ -248,15 +248,9 @@ class Answer:
         return {"index": 0, "delta": delta, "logprobs": self._logprobs([token] if token else []), "finish_reason": None}
 
     def _message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": "".join(self._texts("content")) or None,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": "".join(self._texts("reasoning")) or None,
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts("content")) or None}
+        message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
+        message["reasoning"] = "".join(self._texts("reasoning")) or None
         for part in (call for delta in self.deltas for call in delta.get("tool_calls", [])):
             calls = message.setdefault("tool_calls", [])
             if "id" in part:
