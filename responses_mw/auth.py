@@ -31,7 +31,7 @@ CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
 """The header that names the owner of a container to the sandbox. Clients cannot set this header."""
 
 API_KEY = "responses_mw.api_key"
-"""The key in an ASGI scope under which `APIKeyMiddleware` stores the name of an accepted API key."""
+"""The key in an ASGI scope that `APIKeyMiddleware` uses to store the name of an accepted API key."""
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 

@@ -32,9 +32,9 @@ _COUNTED: dict[Kind, tuple[str, float, int]] = {
     "streams": ("open streams", _STREAM_EXPIRY, 1),
     "background": ("unfinished background responses", 3600.0, 5),
 }
-"""The name in error messages, the time to live in seconds, and the number of seconds after which to retry."""
+"""Maps kinds of entries to the name in error messages, the time to live in seconds, and the delay of a retry in seconds."""
 _STREAM = "responses_mw.stream"
-"""The key in an ASGI scope under which the owner and the name of a counted stream are stored."""
+"""The key of the owner and the name of a counted stream in an ASGI scope."""
 _REFUSAL = ErrorResponse(
     Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )

@@ -31,12 +31,12 @@ Run = AsyncGenerator[Any, None]
 """Batches of events, from a run or from the log of a background response."""
 
 KEEP_ALIVE_INTERVAL = 15.0
-"""Number of seconds without events after which a comment or a `keepalive` event is sent."""
+"""Number of seconds without events before a comment or a `keepalive` event is sent."""
 
 BODY_WRITER = "responses_mw.body_writer"
-"""The key in a request's scope under which our own server stores a `BodyWriter`.
+"""The key in a request's scope that the standalone server uses to store a `BodyWriter`.
 
-Middlewares around ours cannot see or change what is written through it. `responses-mw serve` has no such middlewares.
+Outer middlewares cannot see or change what is written through the writer. `responses-mw serve` has no such middlewares.
 """
 
 _STREAM_HEADERS = [

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 12.0
-"""Seconds after the drain in which failed responses are stored and sent. Storing takes up to 10 s if Redis is unavailable."""
+"""Seconds after the drain to store and send failed responses. Storing takes up to 10 s if Redis is unavailable."""
 
 
 class DrainingServer(uvicorn.Server):

@@ -27,7 +27,7 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The open application. `routes` serves our paths. `jobs` is None if the server has no stored state."""
+    """The open application. `routes` serves the Responses API. `jobs` is None if the server has no stored state."""
 
     routes: ASGIApp
     drain: Drain
@@ -39,7 +39,7 @@ OpenApplication = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManag
 
 
 class Dispatcher:
-    """ASGI middleware that passes requests for our paths to the application, and all other requests to `app`.
+    """ASGI middleware that passes requests for the Responses API to the application, and all other requests to `app`.
 
     The application is opened when the lifespan starts or, if there is no lifespan, on the first request.
     """

@@ -1,4 +1,4 @@
-"""A reverse proxy for all paths that are not ours.
+"""A reverse proxy for all paths that the Responses API does not use.
 
 1. The path, the query, the body and the headers are forwarded unchanged, except for hop-by-hop headers (RFC 9110, section
    7.6.1), `Host`, `Expect` and `X-Forwarded-*`. Request bodies are framed anew, and must match their `Content-Length`.

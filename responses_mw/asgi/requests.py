@@ -29,7 +29,7 @@ from ..upstream import Caller, Standing
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The key in a routed request's scope under which the host's scope is stored."""
+"""The key of the host's scope in the scope of a routed request."""
 
 BODY_TIMEOUT = 60.0
 """Maximum number of seconds between two chunks of a request body."""

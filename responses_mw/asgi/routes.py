@@ -1,4 +1,4 @@
-"""The routes of our paths, the conversion of exceptions to responses, and the OpenAPI document.
+"""The routes of the Responses API, the conversion of exceptions to responses, and the OpenAPI document.
 
 The router and the OpenAPI 3.1 document are made from the same table. The document describes what this server checks: methods,
 parameters, the members of bodies, and errors. Of OpenAI's objects, it describes only the members that identify their types.

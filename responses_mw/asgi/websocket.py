@@ -45,7 +45,7 @@ from .websocket_memory import ConnectionHistory, Memory, Share
 logger = logging.getLogger(__name__)
 
 MAX_LIFETIME = 3600.0
-"""Number of seconds after which a connection accepts no more requests, as in OpenAI's API."""
+"""Number of seconds that a connection accepts requests, as in OpenAI's API."""
 MAX_LANES = 32
 """Maximum number of concurrent responses on a connection."""
 MAX_WAITING = 64

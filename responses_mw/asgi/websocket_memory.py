@@ -78,7 +78,7 @@ class Share:
         self.connections = 0
         self._memory = memory
         self._held: OrderedDict[str, tuple[UnstoredChain, set[str]]] = OrderedDict()
-        """The arguments of `hold` by response, with the least recently used response first."""
+        """Maps response ids to the arguments of `hold`, with the least recently used response first."""
         self._size = 0
         self._waiting = 0
 

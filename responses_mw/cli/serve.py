@@ -101,7 +101,7 @@ def _run_server(
 
 
 def check_ports(settings: ServeCommand) -> None:
-    """Check that the server's port and the admin port can be opened. Raises `OSError` otherwise, with the port in its text."""
+    """Check that the server's port and the admin port can be opened. Otherwise, raise `OSError`, which names the port."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:

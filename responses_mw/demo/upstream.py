@@ -284,7 +284,7 @@ class Answer:
 
 
 def create_upstream(pace: float = 0.0) -> Starlette:
-    """Create the ASGI application, whose models `demo` and `demo-thinker` generate a token every `pace` seconds."""
+    """Create the ASGI application. Its models `demo` and `demo-thinker` generate a token every `pace` seconds."""
 
     async def health(request: Request) -> Response:
         return Response()

@@ -289,7 +289,7 @@ def retry_reason(error: Exception | None) -> str | None:
 
 
 def retry_delay(retries: int, error: UpstreamError) -> float:
-    """Return the seconds until the next retry, which grow exponentially with jitter. The upstream may ask for more."""
+    """Return the delay of the next retry in seconds. It grows exponentially with jitter. The upstream may request more."""
     backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
     return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 POLL = 1.0
 """Maximum seconds between two checks of the queue. Messages trigger earlier checks."""
 GIVE_UP_AFTER = 0.8  # fraction of a lease's duration after which a run is stopped if the lease was not renewed
-FINAL_WRITES_TIMEOUT = 5.0  # seconds after the drain in which the stopped jobs are stored
+FINAL_WRITES_TIMEOUT = 5.0  # seconds after the drain to store the stopped jobs
 
 
 class Worker:

@@ -75,7 +75,7 @@ _OTHER_COMMANDS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
 _SERVICE_LINK = re.compile(
     r"(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|(?:^|_)PORT=(?:tcp|udp|sctp)://"
 )
-"""Pattern of `NAME=value` for variables that Kubernetes sets for Services. `NAME` is the variable's name without our prefix."""
+"""Pattern of `NAME=value` for variables that Kubernetes sets for Services. `NAME` is the variable's name without `PREFIX`."""
 
 
 class _Source(PydanticBaseSettingsSource):
@@ -167,7 +167,7 @@ class Settings(BaseSettings):
 
 
 def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
-    """Return a mapping from the names of groups to the groups of `settings`."""
+    """Return a mapping from the names of the groups in `settings` to their classes."""
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Group)}
 
@@ -214,7 +214,7 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables with our prefix, except those that Kubernetes sets for Services. Names are in upper case."""
+    """Return the variables that begin with `PREFIX`, without those that Kubernetes sets for Services. Names are upper-case."""
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
 

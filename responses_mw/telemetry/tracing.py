@@ -28,7 +28,7 @@ _NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
-    """Whether our command or the host application has set a tracer provider."""
+    """Whether a command of responses-mw or the host application has set a tracer provider."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
@@ -174,7 +174,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
 
 
 def link_to_request(headers: Mapping[str, str]) -> None:
-    """Link the current span to the span that queued the job, whose trace context is in `headers`."""
+    """Link the current span to the span that queued the job. `headers` contain the trace context of that span."""
     span = get_current_span()
     if span.is_recording():
         linked = get_current_span(propagate.extract(dict(headers), Context())).get_span_context()

@@ -1,7 +1,7 @@
 """Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
-Parameters that the client did not set are not sent, because our defaults could differ from the server's. A parameter that
-affects the answer and that the dialect cannot express gets a 400.
+Parameters that the client did not set are not sent, because the defaults here could differ from the upstream's. If a request
+sets a parameter that affects the answer but that the dialect cannot express, it gets a 400.
 """
 
 from __future__ import annotations

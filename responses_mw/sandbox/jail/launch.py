@@ -141,7 +141,7 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """Return the ids of all processes except the init process, or only `code` without namespaces or `/proc`."""
+    """Return the ids of all processes except the init process. Without namespaces or `/proc`, return only `code`."""
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
@@ -176,7 +176,7 @@ def _sweep(code: int, *, namespaces: bool) -> bool:
 
 
 def _reap_orphans(code: int) -> None:
-    """Reap ended processes whose parents have ended, because they count against the limit of processes until then."""
+    """Reap ended processes whose parents have ended. Until then, they count against the limit of processes."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None or ended.si_pid == code:
@@ -212,7 +212,7 @@ def _clean(text: str | None) -> str | None:
 
 
 class _Notebook:
-    """The namespace in which all cells of a container run."""
+    """Runs all cells of a container in the same namespace."""
 
     def __init__(self, output_bytes: int) -> None:
         self._output_bytes = output_bytes
