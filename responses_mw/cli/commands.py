@@ -188,10 +188,7 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether the answer to one text would be a cache hit for the other.
-
-    Return the exit status: 0 for a hit, 1 for a miss, 2 if the texts or the settings are invalid.
-    """
+    """Print whether one text's answer would be a hit for the other. Return 0 for a hit, 1 for a miss, or 2 for an error."""
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2

@@ -203,10 +203,7 @@ async def clean_up(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay the log of a claimed job, up to the first gap or damaged page.
-
-    Raises `Fenced` if the log was deleted, or `StateUnavailable` if Redis cannot be reached.
-    """
+    """Replay a claimed job's log up to the first gap or damage. Raises `Fenced` if it was deleted, or `StateUnavailable`."""
     output = LogReplay()
     while output.next_number < job.next_number:
         (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])

@@ -270,10 +270,7 @@ class PrefillProof:
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
-        """Return whether the upstream, with `model`, continues the last message of a request instead of answering it.
-
-        Raises `UpstreamError` if a request fails.
-        """
+        """Return whether `model` continues a request's last message instead of answering it. Raises `UpstreamError`."""
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False

@@ -73,10 +73,7 @@ def loads(data: bytes) -> Any:
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Return whether a JSON text has more than `maximum` object members and array elements.
-
-    An empty array or object is counted as if it had one element.
-    """
+    """Return whether a JSON text has more than `maximum` members and elements. An empty array or object counts as one."""
     if _openings(data) <= maximum:
         return False  # an upper bound, because bytes in strings are included
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -95,10 +92,7 @@ def _openings(data: bytes) -> int:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Raise `TooLarge` if `value` is nested deeper than `limit` levels, because recursive code would fail.
-
-    Such code may be in this server or in the upstream.
-    """
+    """Raise `TooLarge` if `value` has more than `limit` levels: recursive code, here or in the upstream, would fail."""
     level = [value]
     for _ in range(limit + 1):
         level = [
