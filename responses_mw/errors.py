@@ -138,7 +138,7 @@ class UpstreamError(APIError):
     """An error of the upstream. `status` is the HTTP status that the caller receives.
 
     `is_overload` means that the upstream did not process the request and may accept it later, because it answered with 429, 502
-    or 503, or could not be reached. `retry_after` is the number of seconds after which the upstream asked to retry, or None.
+    or 503, or could not be reached. `retry_after` is the delay in seconds that the upstream asked for, or None.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _PURGE_BATCH = 500
 _REGISTER_INTERVAL = 60.0
 _MAX_REGISTERED = 10_000
 _LOOKUP_PAGE = 200  # maximum number of new vectors that a lookup returns
-_MARGIN = 60  # seconds by which the lists of entries outlive the entries
+_MARGIN = 60  # seconds that the lists of entries outlive the entries
 
 
 _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
@@ -94,7 +94,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The size of the cache. `bytes` is the size of all records and vectors, some of which may have expired."""
+    """The size of the cache. `bytes` is the size of all records and vectors, including expired ones."""
 
     owners: int
     entries: int

@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
 """Seconds after a job's creation during which the job waits for a replica with its key. New keys may still be rolled out."""
-_LOG_STEP = 1024 * 1024  # bytes by which the log of a running job grows before the growth is charged to the owner's quota
+_LOG_STEP = 1024 * 1024  # growth in bytes of a running job's log before it is charged to the owner's quota
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
-TIMEOUT_FACTOR = 20  # factor by which a job waits longer for the upstream than a stream (`upstream.overload_timeout`)
+TIMEOUT_FACTOR = 20  # jobs wait this many times longer for the upstream than streams (`upstream.overload_timeout`)
 FAILURES = 3  # number of consecutive failures that open the circuit
 
 

@@ -10,9 +10,9 @@ from .client import Args, Client
 
 _RESERVE, _UPDATE = load("state", "idempotency_reserve", "idempotency_update")
 
-KEPT = 24 * 60 * 60  # seconds for which a key is stored after its response was created
+KEPT = 24 * 60 * 60  # seconds that a key is stored after its response was created
 LEASE = 30.0
-"""Seconds for which a key is reserved. The lease is renewed while the request runs, so a lost replica soon frees its keys."""
+"""Seconds that a key is reserved. The lease is renewed while the request runs, so a lost replica soon frees its keys."""
 
 
 class Reservation:

@@ -45,7 +45,7 @@ PLAIN_PAGE = 500  # the same for a log that is being compressed
 CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends; a reader has a page of chunks in memory
 COMPRESS_TO = 32 * 1024 * 1024  # maximum size of a compressed log in bytes
 PLAIN_SECONDS = 60  # seconds until the plain form of a compressed log expires
-TOGETHER = 200  # maximum number of logs to which one script call appends
+TOGETHER = 200  # maximum number of logs that one script call appends to
 _DAMAGED = 2  # the script's result for a damaged record or log
 
 Entry = tuple[bytes, dict[bytes, bytes]]

@@ -23,7 +23,7 @@ from .values import Item, Pointer, Turn
 FORGOTTEN_AFTER = 600.0
 """Seconds without a read after which a conversation is evicted. It may contain turns that another process has deleted."""
 TURN_OVERHEAD = 2048  # memory overhead of a turn, in bytes
-IDS_AT_ONCE = 100  # maximum number of ids in one call of the script
+IDS_AT_ONCE = 100  # maximum number of ids in one script call
 CALLS_AT_ONCE = 8
 """Maximum number of calls in one round trip. Each reads at most one turn."""
 

@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal["streams", "background"]
 
 DAYS = 35  # lifetime of daily usage
 INTERVAL = 10.0
-BATCH = 500  # maximum number of owners in one call of the script, which blocks Redis for a few milliseconds
+BATCH = 500  # maximum number of owners in one script call, which blocks Redis for a few milliseconds
 
 _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_renew", "usage_add")
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OVERHEAD = 2560  # maximum overhead in bytes that the scripts charge for a response (lua/lib.lua)
 DOCUMENT = 1024  # minimum difference in bytes between the JSON of a response and the JSON of its request
 UNSETTLED = 3_600_000  # time to live of a reservation in milliseconds
-UNDONE_SECONDS = 3600  # seconds for which a write that was given up may still reach Redis
+UNDONE_SECONDS = 3600  # maximum seconds that a write that was given up may take to reach Redis
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0

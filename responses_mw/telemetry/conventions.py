@@ -102,6 +102,6 @@ class Own:
     CACHE_RESULT = "responses_mw.cache.result"
     MCP_SERVER = "responses_mw.mcp.server"
     OUTCOME = "responses_mw.outcome"
-    RESPONSE_ID = "responses_mw.response.id"  # the id of the response to which a turn or a tool call belongs
+    RESPONSE_ID = "responses_mw.response.id"  # the id of the response that a turn or a tool call belongs to
     TOOL_KIND = "responses_mw.tool.kind"
     TOOL_SERVER = "responses_mw.tool.server"

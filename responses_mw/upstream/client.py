@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 128 * 1024 * 1024
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
-_MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
+_MODELS_LAST = 30.0  # seconds that the name of the only model is cached
 
 
 class Upstream:

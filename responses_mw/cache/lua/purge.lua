@@ -1,6 +1,6 @@
 -- Empty a shard. The first call hides all entries and prevents answers computed before it from being stored.
 -- KEYS: generation
--- ARGV: 1 '1' on the first call, ms for which the new generation is kept, maximum number of entries to remove
+-- ARGV: 1 '1' on the first call, lifetime of the new generation in ms, maximum number of entries to remove
 -- Returns the numbers of removed and of remaining entries
 
 if ARGV[1] == '1' then

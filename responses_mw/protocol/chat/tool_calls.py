@@ -30,7 +30,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """A tool call as received so far.
 
-    Once `is_decided` is true, `form` is the form in which the response shows the call, or None if the response omits the call.
+    Once `is_decided` is true, `form` is the form of the call in the response, or None if the response omits the call.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")

@@ -24,7 +24,7 @@ from ..types import ChatRequest, Chunk, Item, Message, Part
 RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
 """Parameters of vLLM's chat API that request token ids and the text of the prompt. Other servers do not support these."""
 
-_START = 200006  # the token `<|start|>`, with which every prompt of gpt-oss begins
+_START = 200006  # the token `<|start|>`, which begins every prompt of gpt-oss
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
 _BUILT_IN_LABEL = "code_interpreter"  # vLLM treats an MCP server with this label as its built-in Python tool

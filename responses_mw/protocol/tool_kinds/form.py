@@ -47,7 +47,7 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class OfferedFunction:
-    """A function that the model may call, and the form in which its calls are returned."""
+    """A function that the model may call, and the form of its calls in the response."""
 
     function: Tool
     form: CallForm

@@ -46,7 +46,7 @@ _REFUSED = _numbers("""
     mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185
     # reveals what other processes do with shared files; Landlock does not check these calls
     inotify_init 253 -, inotify_init1 294 26, inotify_add_watch 254 27, fanotify_init 300 262, fanotify_mark 301 263
-    # uses up a quota of the whole machine
+    # counts against a quota of the whole machine
     io_setup 206 0
     # parts of the kernel that the code does not need, and that have had vulnerabilities
     io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, bpf 321 280, perf_event_open 298 241,
@@ -64,7 +64,7 @@ _REFUSED_ALONE = _numbers("""
     execveat 322 281, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
     setpriority 141 140, sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
     sched_setaffinity 203 122, ioprio_set 251 30
-    timer_create 222 107  # uses up the user's quota of signals
+    timer_create 222 107  # counts against the user's quota of signals
     # without a network namespace, a socket of a socketpair can reach the machine's named sockets
     connect 42 203, bind 49 200, sendmsg 46 211, sendmmsg 307 269
     # files

@@ -1,5 +1,5 @@
 -- Update the account of an owner's stored objects. Objects count until they expire. An older report never replaces a newer one.
--- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
+-- KEYS: zset of the objects' names by their expiry (ms), hash that maps names to '<when> <bytes>' and contains the sum of bytes
 -- ARGV: 1 maximum bytes (0: no limit), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and TTL in
 --   ms of each object
 -- Returns: {1 or 0 (nothing was changed, because the maximum would be exceeded), bytes stored}

@@ -5,7 +5,7 @@
 --   items that it appended to its conversation
 -- Returns: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
-local LAST_READS = 10000  -- ms in which followers of the log can read its end
+local LAST_READS = 10000  -- ms that followers of the log have to read its end
 
 local undone = ARGV[4] ~= '' and ARGV[4]
 local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment', 'token')

@@ -1,7 +1,7 @@
 -- Release a background response, either without counting an attempt, or for a retry after the upstream returned an error.
 -- KEYS: record
 -- ARGV: 1 token, 2 how often its answer was continued after an interruption; after an error also 3 the error as JSON,
---   4 ms after the first error at which retries end, 5 whether this was an attempt ('1' or '')
+--   4 ms from the first error to the end of retries, 5 whether this was an attempt ('1' or '')
 -- Returns: 'released'; 'fenced'
 
 local BEGUN = 3  -- created, queued and in_progress are not output

@@ -3,7 +3,7 @@
 -- Every script is idempotent: a repeated call changes nothing and returns the same reply.
 
 local VERSION = 1
-local QUEUE_TRUSTED = 10000  -- ms for which a waiting job is assumed to be in the queue, before it is checked
+local QUEUE_TRUSTED = 10000  -- ms that a waiting job is assumed to be in the queue, before it is checked
 local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
 
 local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}

@@ -200,7 +200,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     def divert(self, take: Callable[[bytes], bool]) -> None:
         """While the reader waits, pass incoming data to `take`.
 
-        The reader gets the data for which `take` returns false, and the exceptions that `take` raises.
+        If `take` returns false, the reader gets the data. If `take` raises an exception, the reader gets the exception.
         """
         self._take = take
 
