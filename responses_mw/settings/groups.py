@@ -179,7 +179,7 @@ class ServerSettings(Group):
     prompts_dir: str | None = None
     """directory of prompt templates, one TOML or JSON file each"""
     keep_alive: Literal["comment", "event"] = "comment"
-    """what an idle stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
+    """message sent every 15 seconds on an idle stream: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
     reasoning_events: Literal["openai", "open_responses"] = "openai"
     """names of reasoning events: response.reasoning_text.*, or response.reasoning.*"""
     unknown_fields: Literal["forward", "refuse"] = "forward"
@@ -214,7 +214,7 @@ class AuthSettings(Group):
     """Credentials, owners and encryption."""
 
     secret_keys: Secrets = Field([])
-    """secrets of at least 32 characters, equal on all replicas; the first is used to encrypt, all are used to decrypt"""
+    """secrets of at least 32 characters, equal on all replicas; the first secret encrypts, and all secrets decrypt"""
     api_keys: Names = Field([])
     """API keys as name:sha256:hash, or @PATH of a file with one key per line; if set, requests without a key are refused"""
     tenant_header: str | None = None
