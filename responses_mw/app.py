@@ -238,7 +238,7 @@ async def open_application(
     """Open the application that serves the Responses API in front of `app`.
 
     If `app` is the upstream, background responses call `app` with the members of `scope`. The replica is not ready until
-    `is_listening` returns true. The caller starts the worker, because `app`, which may be the upstream, must start first.
+    `is_listening` returns true. The caller starts the worker, because `app` may be the upstream and must start first.
     Raises `StartupError`.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
@@ -295,7 +295,7 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    By default, `settings` are read from the environment. Raises `ValueError` if `upstream.url` is not set, and `InvalidKeys` if
+    By default, `settings` are read from the environment. Raises `ValueError` if `upstream.url` is not set, or `InvalidKeys` if
     the API keys cannot be read.
     """
     settings = settings or Settings.from_environment()

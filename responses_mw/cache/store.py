@@ -208,7 +208,7 @@ class Entries:
         return any(await self._each_shard(_FORGET, owner, response, _GENERATION_TTL_MS))
 
     async def purge(self, owner: str | None = None) -> int:
-        """Remove all entries of `owner`, by default of all owners. Return the number of removed entries."""
+        """Remove the entries of `owner`, or of all owners if `owner` is None. Return the number of removed entries."""
         removed = 0
         for one in await self._owners() if owner is None else [owner]:
             is_first, left = 1, True

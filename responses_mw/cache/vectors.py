@@ -156,7 +156,7 @@ class _Partition:
         self._record_bytes -= len(self.records.pop(entry, (b"", 0))[0])
 
     def update(self, page: EntryPage) -> bool:
-        """Add the entries of a page, which may arrive late or twice. Return False if further entries must be read."""
+        """Add the entries of a page. Pages may arrive late or twice. Return False if further entries must be read."""
         if page.space != self.space:
             return False
         if page.removals != self.removals:

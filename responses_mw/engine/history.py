@@ -179,7 +179,7 @@ async def resolved(items: Sequence[Item], state: State, owner: str, param: str) 
     """Return `items` with each `item_reference` replaced with the referenced item.
 
     `param` is the `param` of errors. Raises `BadRequest` if an item does not exist, `OverBound` if the items' stored turns are
-    too large, and `StateUnavailable` if Redis is unavailable.
+    too large, or `StateUnavailable` if Redis is unavailable.
     """
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:

@@ -76,8 +76,8 @@ class JobRunner:
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job until the job ends, returns to the queue or is stopped.
 
-        Raises `InvalidEnvelope` if only another replica may have the key of the job's secrets, `StateUnavailable`, `Deleted` if
-        the response was deleted, and `Fenced` if another process holds the job.
+        Raises `InvalidEnvelope` if only another replica may have the key of the job's secrets, `Deleted` if the response was
+        deleted, `Fenced` if another process holds the job, or `StateUnavailable` if Redis cannot be reached.
         """
         job = claimed.job
         try:

@@ -165,8 +165,9 @@ class Responses:
         response's log. The quota does not apply to background responses. The maximum sizes do not apply to responses that
         failed or were cancelled.
 
-        Raises OverBound, OverQuota, Deleted if the response was deleted during the run, Fenced if another worker has taken over
-        the response, and StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis answers.
+        Raises Deleted if the response was deleted during the run, Fenced if another worker has taken over the response, or
+        OverBound, OverQuota or StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis
+        answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
         # The output is stored only in the turn. In the document, None keeps its place.

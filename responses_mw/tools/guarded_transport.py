@@ -208,7 +208,7 @@ _FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.Ne
 
 
 def _reason(error: Exception) -> str:
-    """Describe the error without the URL, which may contain credentials."""
+    """Describe the error. The URL is omitted, because it may contain credentials."""
     if isinstance(error, AddressRefused):
         return "its URL does not lead to a public address"
     if isinstance(error, httpcore2.TimeoutException):

@@ -142,7 +142,7 @@ class SearchProvider:
 
 
 def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at `path`, which may be missing. Raises `SearchFailed` for a value of another type."""
+    """Return the objects in the list at `path`, or [] if it is missing. Raises `SearchFailed` for a value of another type."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else answer
         if answer is None:
@@ -287,9 +287,9 @@ _LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
 class MCPSearch(SearchProvider):
     """The tool that the setting `search.provider` names as `label/tool`. The tool is called with `{"query": ...}`.
 
-    The tool may return a JSON list of objects, which may be the member `results`, `web.results`, `organic` or `data` of an
-    object, or a text. Each paragraph with a URL is one result, whose title may be `Title: ...` or a Markdown link. A text
-    without URLs is one result, which cannot be cited.
+    The tool returns JSON or text. JSON is a list of objects, or an object with such a list as its member `results`,
+    `web.results`, `organic` or `data`. In a text, each paragraph with a URL is one result, whose title is a line `Title: ...`
+    or the text of a Markdown link. A text without URLs is one result, which cannot be cited.
     """
 
     def __init__(self, context: ToolContext) -> None:

@@ -106,7 +106,7 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted` or, if None, the only model. Raises `BadRequest` unless there is one, and `UpstreamError`."""
+        """Return `wanted` or, if None, the only model. Raises `BadRequest` unless there is exactly one, or `UpstreamError`."""
         if wanted is not None:
             return wanted
         now = time.monotonic()
@@ -146,7 +146,7 @@ class Upstream:
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
         """Open `stream`, and record whether the upstream accepted or refused `caller`.
 
-        Raises `UpstreamError` if the upstream responds with an error, `UpstreamUnreachable` if no connection can be made, and
+        Raises `UpstreamError` if the upstream responds with an error, `UpstreamUnreachable` if no connection can be made, or
         `UpstreamTimeout` if no answer begins in time.
         """
         try:

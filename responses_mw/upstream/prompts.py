@@ -213,7 +213,7 @@ def _answer_of(chat: ChatRequest) -> int:
 
 
 def _target(chat: ChatRequest, length: int) -> int:
-    """Return the maximum number of tokens of a truncated prompt, which leaves room for a useful answer."""
+    """Return the maximum number of tokens of a truncated prompt, so that there is room for a useful answer."""
     return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 
