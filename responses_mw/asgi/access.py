@@ -163,7 +163,10 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, caller: Caller) -> AsyncIterator[None]:
-        """Count the background response created in the `with` block until it ends, for at most 1 h. Raises `RateLimited`."""
+        """Count the background response that the `with` block creates against the owner's limit. Raises `RateLimited`.
+
+        It is counted until it ends, for at most 1 h. If the block raises an exception, it is no longer counted.
+        """
         is_counted = await self._enter("background", caller, response_id)
         try:
             yield

@@ -1,4 +1,4 @@
-"""The caller, the body and the query parameters of a request, and the format of items in responses."""
+"""Parse requests (caller, body and query parameters), and convert items to the format of the API."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Properties of a text, as salted hashes of words. If a text is not `plain`, the guard compares only `whole`."""
+    """The properties of a text that the guard compares, as salted hashes of words. `whole` is the hash of the whole text.
+
+    If `plain` is false (code, a script other than Latin, or no content words), the guard compares only `whole`.
+    """
 
     whole: str
     plain: bool

@@ -70,7 +70,7 @@ class Outlet:
         self.close()
 
     def open(self, is_ready: Callable[[], bool], send: Callable[[list[Event]], None]) -> None:
-        """Pass events to `send` from now on, while `is_ready` returns true."""
+        """Pass events to `send` whenever `is_ready` returns true, until `close` is called."""
         self.is_ready = is_ready
         self.send = send
 

@@ -98,7 +98,9 @@ class Quota:
 
 
 class Write(NamedTuple):
-    """The arguments of a write. An idempotent script writes the object, and returns a verdict and a report.
+    """A write of one object to Redis by an idempotent script.
+
+    The script returns a verdict for the caller, followed by a report of stored sizes for `Quota.settle`.
 
     address       the tag of the object's slot, and a random part that belongs to this write
     name          the object's name in the account, without the tag

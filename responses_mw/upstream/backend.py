@@ -135,7 +135,7 @@ class Backend(ABC):
         """Send the turn, and return it once its answer has begun. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the text that the upstream would continue in `turn`, or None if the turn cannot be continued.
+        """Return the interrupted text of `turn`, for the upstream to continue, or None if it cannot be continued.
 
         `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a check fails.
         """

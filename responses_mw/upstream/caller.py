@@ -32,7 +32,7 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted: by an API key of this server, by a check, or by the upstream's answer to this request."""
+    """Whether a request's caller is accepted, because of an API key of this server, a check, or the upstream's answer."""
 
     is_known: bool = False
     """Whether the caller has an API key of this server. A refusal by the upstream then concerns the operator's credential."""

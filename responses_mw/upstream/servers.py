@@ -38,7 +38,10 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
 
 
 async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
-    """Return the dialect of the server that lists `models`, by default OpenAI's. Probes are sent only if no owner is known."""
+    """Return the dialect of the server that lists `models`, or OpenAI's if the server is not recognized.
+
+    Probes are sent only if no model has an `owned_by` that identifies the server.
+    """
     for model in models:
         owner = model.get("owned_by")
         if isinstance(owner, str) and owner in _OWNERS:
@@ -69,7 +72,7 @@ class Server:
         return None
 
     async def context_length(self, model: str) -> Any:
-        """Return the maximum number of tokens of the prompt and the answer together. The server chooses the result's type."""
+        """Return the maximum number of tokens of the prompt and the answer together, as sent by the server (not validated)."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:

@@ -19,9 +19,10 @@ from ..types import Item
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop the minimum number of the oldest blocks so that the remaining items fit. If nothing fits, drop all droppable blocks.
+    """Return `items` without the oldest blocks, dropping as few as possible so that the rest fits.
 
-    `fits` must be monotonic: if a list of items fits, the list without further blocks fits as well.
+    If nothing fits, all droppable blocks are dropped. `fits` must be monotonic: if a list fits, it must still fit after more
+    blocks are dropped.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))

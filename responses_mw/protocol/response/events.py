@@ -21,7 +21,7 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 @dataclass(frozen=True)
 class EventTarget:
-    """The target of the events `<stem>.added`, `<stem>.delta` and `<stem>.done`: an item, a part or a text."""
+    """What the events `<stem>.added`, `<stem>.delta` and `<stem>.done` describe: an item, a part or a text."""
 
     stem: str
     item: str = ""  # type of the item, or empty if items of several types have this target

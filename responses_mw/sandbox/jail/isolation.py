@@ -145,7 +145,11 @@ def hide() -> None:
 
 
 def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
-    """Set the resource limits, except `disk_bytes`, of this process and its children. `limits` has the names in `LIMITS`."""
+    """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
+
+    `disk_bytes` is not applied. `max_processes` is applied only if `own_count` is true, that is, if the kernel counts the
+    container's processes separately. `own_user` is whether the container runs as a user of its own.
+    """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
     if own_count:  # the kernel counts the container's processes separately
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + (0 if own_user else _INIT_PROCESSES)
