@@ -1,7 +1,8 @@
-"""The words that the guard knows, from `words.txt`, functions that split a text into words, and equivalent ways of asking.
+"""The guard's vocabulary, from `words.txt`, and functions that split texts into words and recognize equivalent questions.
 
-A missing word only costs hits, because an unknown word must be in both texts. Words that only ask ("how do I", "how to") are
-removed. They determine the `kind` of the question, which must be the same in both texts.
+If a word is missing from the vocabulary, the only effect is fewer hits, because both texts must contain the unknown words.
+Phrases that only introduce a question ("how do I", "how to") are removed. They determine the `kind` of the question, which
+must be the same in both texts.
 """
 
 from __future__ import annotations

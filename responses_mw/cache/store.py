@@ -150,10 +150,11 @@ class Entries:
         response: str,
         vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for `ttl` seconds, and end the flight of `token`.
+        """Store a record for `ttl` seconds, end the flight of `token`, and return `kept`.
 
-        `response` is the id of the response. `vector` is the space and the encoded form of the text's vector. Return `kept`,
-        `purged` (the cache was purged since the lookup) or `bound` (the entry exceeds a limit).
+        Otherwise, nothing is stored, the flight goes on, and the return value is `purged` (the cache was purged since
+        `generation` was read) or `bound` (the entry exceeds a limit). `response` is the id of the response. `vector` is the
+        space and the encoded form of the text's vector.
         """
         space, encoded = vector
         facts = {

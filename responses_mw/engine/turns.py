@@ -113,9 +113,9 @@ class TurnLoop:
         await self._begin(run)
 
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls.
+        """Add the compaction, list the tools and run the approved calls that precede the first turn. Yield all events.
 
-        After a compaction or approved calls, the first turn begins, unless the client asked only for a compaction.
+        After a compaction or approved calls, also begin the first turn, unless the client asked only for a compaction.
         """
         if run.compacted is not None:
             yield add_compaction(run)

@@ -320,7 +320,7 @@ class CircuitBreaker:
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
     def succeed(self) -> None:
-        """Record that the upstream serves requests."""
+        """Record that the upstream answered, and close the circuit if it is open."""
         if self.is_open:
             logger.info("the upstream is available again: resuming background responses")
         self._failures, self._pause = 0, FIRST_DELAY

@@ -69,8 +69,9 @@ class JobService:
             raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
-        """Await the `gate`, store the `run` that was prepared from `body` as a queued job, and return the job's document.
+        """Store a run as a queued job and return the job's document.
 
+        `body` is the request from which `run` was prepared. Before anything is stored, `gate` checks the caller's credential.
         Raises the errors of `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
         """
         await gate()

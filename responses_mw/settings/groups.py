@@ -284,7 +284,7 @@ class CacheSettings(Group):
 
 
 class ToolSettings(Group):
-    """Tools that the server runs: MCP servers and the code interpreter."""
+    """Tools that the server calls: tools of MCP servers and the code interpreter."""
 
     mcp_servers: ToolServers = Field({})
     """MCP servers by label or connector_id, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}"""

@@ -98,7 +98,10 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return up to `limit` items after the item `after`. Raises BadRequest if the conversation has no item `after`."""
+        """Return a page of up to `limit` items in `order` (`asc` or `desc`), starting after the item with the id `after`.
+
+        Raises Missing if the conversation does not exist, or BadRequest if it has no item with this id.
+        """
         found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
         if found is None:
             raise no_such_cursor("after", str(after))

@@ -56,7 +56,10 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @asynccontextmanager
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Yield a client for the Valkey of the server with process id `group`. Start Valkey if necessary. Raises EmbeddedFailed."""
+    """Yield a client for the Valkey that the workers of one server share. Start Valkey if it is not running.
+
+    `group` is the server's process id. Raises EmbeddedFailed if Valkey cannot be started.
+    """
     with ExitStack() as stack:
         folder = await _join(group, stack)
         async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:

@@ -33,12 +33,13 @@ class StateOptions:
 
 
 class Pointer(NamedTuple):
-    """The place of a stored response's history.
+    """The segments that contain the history of a stored response.
 
     random    random part of the response's id
-    segment   segment that contains the response's turn
-    length    number of turns in this segment up to and including the response's turn
-    path      earlier segments from the root on, with the number of turns in each (`name:length,...`)
+    segment   last segment of the history, which contains the response's turn
+    length    number of turns of `segment` that belong to the history; the last one is the response's turn
+    path      earlier segments, starting at the root, with the number of turns of each that belong to the history
+              (`name:length,...`)
     """
 
     random: str
@@ -48,7 +49,7 @@ class Pointer(NamedTuple):
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The segments from the root on, with the number of turns in each that belong to the history."""
+        """The history's segments, starting at the root, and how many turns of each segment belong to the history."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 

@@ -142,7 +142,7 @@ class SearchProvider:
 
 
 def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at `path`, or [] if it is missing. Raises `SearchFailed` for a value of another type."""
+    """Return the objects in the list at `path`, or [] if the list is missing. Raises `SearchFailed` if it is not a list."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else answer
         if answer is None:

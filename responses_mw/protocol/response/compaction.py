@@ -140,9 +140,9 @@ def open_last(
 ) -> list[Item]:
     """Return `items` with the last compaction decrypted, and without the items that the compaction replaces.
 
-    `open_` decrypts an envelope, or returns None for an envelope of another server. `keeps_foreign` means that the upstream may
-    be able to decrypt this envelope, so the items are returned unchanged. Otherwise, `BadRequest` is raised with a path that
-    counts from `offset`, where the request's own input begins.
+    `open_` decrypts an envelope, or returns None if this server cannot decrypt it. In that case, if `keeps_foreign` is true,
+    `items` are returned unchanged, because the upstream may be able to decrypt the envelope. Otherwise, `BadRequest` is raised.
+    The path in the error counts from `offset`, the index at which the request's own input begins.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

@@ -254,7 +254,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """Return the `results` of a `web_search_call` item as text for the model. It may cite them by number or by URL."""
+    """Return the `results` of a `web_search_call` item as text for the model, which can cite them by number or by URL."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)
