@@ -13,6 +13,7 @@ import struct
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -697,7 +698,8 @@ async def test_a_read_that_is_cancelled_loses_nothing(transport: NetworkTranspor
     assert served.total == 1
 
 
-async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTransport) -> None:
+@pytest.mark.parametrize("is_diverted", [False, True])
+async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTransport, is_diverted: bool) -> None:
     async with listening(forever) as url:
         gc.collect()
         gc.disable()
@@ -705,6 +707,8 @@ async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTrans
             response = await ask(transport, url, "POST", headers={"content-length": "5"}, stream=Body(b"hello"))
             exchange = weakref.ref(response.stream)
             assert await reads(response) == [b"ok"]
+            if is_diverted:  # too late, and to a function that refers to the response
+                response.extensions["divert"](partial(reads, response))
             await response.aclose()
             del response
             await asyncio.sleep(0)

@@ -88,6 +88,14 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
     assert stored.json()["output"][0]["output"] == "4"
 
 
+async def test_our_server_may_be_the_application_in_the_same_process(serve: Serve, start_at: Start) -> None:
+    chat, words = ScriptedUpstream(), [f"{number}, " for number in range(30)]
+    chat.stream(*map(scripted.text, words), scripted.finish())
+    inner = create_app(make_settings(upstream__url=serve(chat)))
+    outer = start_at("mounted", upstream=inner, upstream__api="responses")
+    assert (await oracle.stream(outer)).deltas == words
+
+
 @pytest.mark.both_mounts
 async def test_a_background_response_is_ours(start_at: Start, mount: str, upstream: ScriptedResponses) -> None:
     ours = start_at(mount, upstream__api="responses", auth__secret_keys=["s" * 40])

@@ -202,7 +202,8 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
         If `take` returns false, the reader gets the data. If `take` raises an exception, the reader gets the exception.
         """
-        self._take = take
+        if not self._over:
+            self._take = take
 
     def __aiter__(self) -> Exchange:
         return self
