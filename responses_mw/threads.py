@@ -1,7 +1,7 @@
 """Background tasks, and a thread pool for large messages.
 
-While a thread runs Python code, compression or hashing, the event loop gets the GIL every few milliseconds. A single call into
-C that holds the GIL still blocks the event loop. For example, decoding or encoding 32 MiB of JSON takes about 100 ms.
+The event loop keeps running while a thread runs Python code, compresses or hashes. It is still blocked by a single C call that
+holds the GIL. For example, decoding or encoding 32 MiB of JSON blocks it for about 100 ms.
 """
 
 from __future__ import annotations

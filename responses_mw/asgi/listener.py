@@ -116,7 +116,7 @@ class BodyWriter:
         self._flow = flow
 
     def is_ready(self) -> bool:
-        """Whether `send` would not block, and the client is connected."""
+        """Return whether `send` would not block, and the client is connected."""
         return not (self._flow.write_paused or self._transport.is_closing())
 
     def write(self, data: bytes) -> None:

@@ -1,12 +1,16 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
-The *partition* of a key is a hash of everything that affects an answer except the last user text. When in doubt, a field is
-included, because a superfluous field only costs hits, but a missing field causes wrong answers.
+The *partition* of a key is a hash of everything that affects an answer except the last user text. When in doubt, include a
+field: a superfluous field only costs hits, but a missing field causes wrong answers.
 
-A request is cacheable only if its last item is exactly one user text, if the model cannot call a tool (not even one from the
-history), and if the request and its history contain only text, because the content behind a URL may change.
+A request is cacheable only if all of these are true:
 
-An answer is stored only if it can be replayed exactly, as chat chunks. Its record does not contain the question:
+- Its last item is a user message with exactly one text part.
+- The model cannot call a tool, including tools that the history defines.
+- The request and its history contain only text, because the content behind a URL may change.
+
+An answer is stored only if it can be replayed exactly, as chat chunks. The question is not stored. A record has one of two
+forms:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner

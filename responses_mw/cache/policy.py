@@ -136,7 +136,8 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 class Hit:
     """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`. `age` is in seconds.
 
-    `usage` is the usage of the original answer, with the member `"cache": kind`, because these tokens were counted before.
+    `usage` is the usage of the original answer, or None if it is unknown. Its additional member `"cache": kind` shows that the
+    tokens were already counted.
     """
 
     kind: str

@@ -56,7 +56,10 @@ class Scan:
         return self._space_of(vector), encode_vector(vector)
 
     def known(self, key: Key) -> tuple[str, int] | None:
-        """Return the space of the last search, if any, and the number of the last entry that was read from the partition."""
+        """Return how much of the partition of `key` was read, or None if there has been no search yet.
+
+        The result is the vector space of the last search, and the number of the last entry that was read (0 if none was read).
+        """
         if self._latest is None:
             return None
         partition = self._partitions.get((key.partition, self._latest))

@@ -203,7 +203,10 @@ async def clean_up(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> LogReplay:
-    """Replay a claimed job's log up to the first gap or damage. Raises `Fenced` if it was deleted, or `StateUnavailable`."""
+    """Replay a claimed job's log up to the first gap or damage.
+
+    Raises `Fenced` if the log was deleted, and `StateUnavailable` if Redis cannot be reached.
+    """
     output = LogReplay()
     while output.next_number < job.next_number:
         (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])

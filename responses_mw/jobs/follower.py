@@ -82,7 +82,7 @@ class Followers:
                 future.cancel()
 
     def close(self) -> None:
-        """End all followers without a terminal event, so that their clients continue at another replica."""
+        """End all streams without a terminal event, so that clients resume on another replica."""
         self.is_closed = True
         for follower in self._followers:
             follower.announce(None)

@@ -162,7 +162,7 @@ class JobService:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
     def is_working(self) -> bool:
-        """Whether this process claims jobs now."""
+        """Return whether this process claims jobs now."""
         return self._working is not None and not self._working.done() and not self._stopped
 
     @property
@@ -171,7 +171,7 @@ class JobService:
         return self._worker.running if self._worker is not None else 0
 
     def stop(self) -> None:
-        """Stop claiming jobs, and end the followers, so that clients continue at another replica."""
+        """Stop claiming jobs, and end the streams of background responses, so that clients resume on another replica."""
         self._stopped = True
         self._followers.close()
         if self._worker is not None:

@@ -86,7 +86,7 @@ class SSEDecoder:
 
 
 def _is_one_frame(data: bytes) -> bool:
-    """Whether a read consists of one `data: ...` line and a blank line. While tokens stream, most reads do."""
+    """Return whether a read consists of one `data: ...` line and a blank line. While tokens stream, most reads do."""
     end = len(data) - 2
     return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 

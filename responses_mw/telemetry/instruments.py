@@ -1,11 +1,11 @@
-"""Metric types that record to both Prometheus, in a separate registry, and OpenTelemetry's global meter.
+"""Metric types that record to a Prometheus registry of this package and to OpenTelemetry's global meter.
 
 - Names and units follow OpenTelemetry's conventions. The Prometheus names are derived from these names as specified in
   "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification).
-- OpenTelemetry's counters are observable instruments, which are read from the Prometheus metrics at export. Adding to an SDK
-  counter would take ten times as long.
+- Counters are registered with OpenTelemetry as observable counters, which read the Prometheus values at export. Adding to an
+  SDK counter would take ten times as long.
 - If PROMETHEUS_MULTIPROC_DIR is set when the package is imported, the processes of one server share their metrics through files
-  in that directory. The files of counters remain when a process ends, so that no counter decreases.
+  in that directory. The counters' files are kept when a process exits, so that no counter decreases.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def exposition(accept: str) -> tuple[bytes, str]:
 
 
 def is_shared() -> bool:
-    """Whether this process shares its metrics with other processes."""
+    """Return whether this process shares its metrics with other processes."""
     return METRICS_DIRECTORY in os.environ
 
 

@@ -28,17 +28,17 @@ _NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
-    """Whether a command of responses-mw or the host application has set a tracer provider."""
+    """Return whether a command of responses-mw or the host application has set a tracer provider."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
-    """Whether a meter provider is set, other than the API package's own providers, which record nothing."""
+    """Return whether a meter provider is set, other than the API package's own providers, which record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def captures_content(*, stores: bool) -> bool:
-    """Whether an environment variable allows messages, tool arguments and tool results in spans, and the response is stored."""
+    """Return whether spans may contain messages, tool arguments and tool results. They never do for an unstored response."""
     opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
     return stores and opt_in in ("true", "span_only", "span_and_event")
 

@@ -215,14 +215,14 @@ class MCPServer(ServerTool):
         return await self._connection.call(name, arguments)
 
     def is_allowed(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether both the request and the operator allow calls to the tool `listed`, an entry of the server's list."""
+        """Return whether request and operator both allow calls to a tool. `listed` is its entry in the server's list."""
         return all(limit is None or _matches(limit, listed) for limit in self._limits)
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether a call to the tool `listed`, an entry of the server's list, requires an `mcp_approval_response`.
+        """Return whether calls to a tool require an `mcp_approval_response`. `listed` is the tool's entry in the server's list.
 
-        The request's rule takes precedence over the operator's rule. Without a rule, all calls require an approval. If the rule
-        consists of filters, only tools that match `never` but not `always` can be called without an approval.
+        The request's rule takes precedence over the operator's rule. Without a rule, all calls require approval. If the rule
+        consists of filters, only tools that match `never` but not `always` can be called without approval.
         """
         rule = self._approval_rule
         if rule is None or isinstance(rule, str):
@@ -247,11 +247,9 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return a function called `name` that makes the call in an `mcp_approval_request` item.
+        """Return a function called `name` that makes the call requested by the `mcp_approval_request` item `request`.
 
-        Return None if the tool may not be called.
-
-        Before `open`, no tool may be called.
+        Return None if the tool may not be called, or if `open` has not been called.
         """
         if self._listed is None or request["name"] not in self._listed:
             return None

@@ -35,7 +35,10 @@ class Prefill:
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Whether a grammar may constrain the answer. The grammar of a continued answer would start over."""
+    """Return whether a grammar may constrain the answer, so that an interrupted answer cannot be continued.
+
+    The upstream would apply the grammar from its start to the continuation.
+    """
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")

@@ -66,7 +66,7 @@ class ToolCall:
         return fresh
 
     def is_whole(self) -> bool:
-        """Whether the arguments are a complete JSON object."""
+        """Return whether the arguments are a complete JSON object."""
         return self._end.is_reached(self._pieces)
 
     def find_name(self) -> bool:

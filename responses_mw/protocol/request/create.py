@@ -203,7 +203,10 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` if `body` has a field that `parse` would pass on unchanged. The message suggests a similar name."""
+    """Raise `BadRequest` if `body` has an unknown field, which `parse` would accept and forward to the upstream.
+
+    The message suggests a known field with a similar name, if there is one.
+    """
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]

@@ -271,7 +271,7 @@ class Assembler(ItemBuilder):
         self._close("incomplete" if self._is_cut else "completed")  # only the last item of a cut turn is incomplete
 
     def _is_awaited(self) -> bool:
-        """Whether the open item is a call that waits for its result. If so, emit the events that mark the call as running."""
+        """Return whether the open item is a call that waits for its result. If so, emit the events that mark it as running."""
         current = self._open
         if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
             return False

@@ -83,7 +83,10 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Continue the output of another worker, as after `break_off`. `number` is the number of the next event."""
+        """Continue the output of another worker. An item that is still open is treated as by `break_off`.
+
+        `number` is the number of the next event.
+        """
         raise NotImplementedError
 
     def conclude(self, completed_at: int) -> None:

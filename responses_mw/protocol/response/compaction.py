@@ -52,7 +52,7 @@ class Compacted:
 
 
 def is_asked(items: Sequence[Item]) -> bool:
-    """Whether the input `items` request only a compaction."""
+    """Return whether `items` end with a `compaction_trigger`, which requests a compaction and no answer."""
     return bool(items) and items[-1]["type"] == TRIGGER
 
 
@@ -94,7 +94,7 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def can_shrink(items: Sequence[Item]) -> bool:
-    """Whether a summary could replace any item before the user messages at the end."""
+    """Return whether a summary could replace any item before the user messages at the end."""
     return _can_summarize(items[: _answered(items)])
 
 

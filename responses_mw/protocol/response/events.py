@@ -31,11 +31,11 @@ class EventTarget:
 
     @cached_property
     def index(self) -> str:
-        """Member of the events that holds the index of the part."""
+        """Name of the event field that contains the part's index, such as `content_index`."""
         return f"{self.holder}_index"
 
     def new_item(self) -> Item:
-        """Return a new item for this text, as its `added` event shows it."""
+        """Return an empty item that is in progress, for the event `response.output_item.added`."""
         if self.item == "message":
             return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         # A reasoning item with only a summary has no `content`, because null would violate the specification's schema.

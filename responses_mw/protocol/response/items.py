@@ -222,7 +222,7 @@ class ItemBuilder(ResponseBuilder):
         return self._open.item
 
     def _is_over(self) -> bool:
-        """Whether the open item is complete, so that interleaved calls can follow."""
+        """Return whether the open item is complete, so that interleaved calls can follow."""
         current = self._open
         return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
 

@@ -353,7 +353,7 @@ class ResponsesPassthrough(ResponseBuilder):
 
 
 def _names_an_item(member: str) -> bool:
-    """Whether a member holds the id of an item. A `call_id` does not, even if a server uses one value for both ids."""
+    """Return whether a member holds the id of an item. A `call_id` does not, even if a server uses one value for both ids."""
     return member == "id" or (member.endswith("_id") and member != "call_id")
 
 

@@ -247,7 +247,7 @@ class Seam:
 
 
 def repeats_itself(text: str) -> bool:
-    """Whether `text` consists of repetitions of one piece. The last repetition may be cut off."""
+    """Return whether `text` consists of repetitions of one piece. The last repetition may be cut off."""
     period = text.find(text[: (len(text) + 1) // 2], 1)
     return 0 < period <= len(text) // 2 and text[period:] == text[:-period]
 

@@ -340,5 +340,5 @@ def output_of(item: Item) -> str | list[Part]:
 
 
 def is_finished(item: Item) -> bool:
-    """Whether a server-side call was executed. A call that is cut off, or whose run ends first, is not executed."""
+    """Return whether a server-side call was executed. A call that is cut off, or whose run ends first, is not executed."""
     return item.get("status", "completed") in ("completed", "failed")
