@@ -539,6 +539,20 @@ async def test_a_purge_removes_and_counts_the_entries_it_names(cache: Cache, url
         assert [one for one in looking.keys("*") if b":b:" in one or b":v" in one] == []
 
 
+def evict(server: Plain, name: str) -> None:
+    """Removes one key of each shard, as a Redis that evicts does."""
+    server.delete(*server.keys(f"rmw:{{c:*}}:{name}"))
+
+
+async def test_a_purge_ends_if_redis_evicted_the_facts_of_the_entries(cache: Cache, server: Plain) -> None:
+    for n in range(3):
+        await ask(cache, key(cache, f"Question {n}?"), answer="Paris.")
+    evict(server, "e")
+    async with asyncio.timeout(60):
+        assert await cache.entries.purge(ALICE) == 3
+    assert (await cache.entries.stats(ALICE)).entries == 0
+
+
 async def test_the_replies_of_one_owner_at_a_time_are_held_to_count_all_entries() -> None:
     class Reply(list[list[int]]):
         """Unlike a plain list, it can be seen to go."""
@@ -655,6 +669,29 @@ async def test_storing_an_answer_removes_expired_ones(cache: Cache, server: Plai
     assert (await cache.entries.stats(ALICE)).entries == 0
     await ask(cache, key(cache, "Two?"), EXACT, answer="2")
     assert (await cache.entries.stats(ALICE)).bytes == pytest.approx(before, abs=2)
+
+
+async def test_entries_without_facts_do_not_keep_expired_ones(cache: Cache, server: Plain) -> None:
+    for n in range(101):
+        await ask(cache, key(cache, f"Question {n}?"), replace(EXACT, ttl=1), answer=str(n))
+    evict(server, "e")
+    await ask(cache, key(cache, "One?"), replace(EXACT, ttl=1), answer="1")
+    while server.keys("rmw:{c:*}:b:*"):
+        await asyncio.sleep(0.05)
+    for n in range(2):
+        await ask(cache, key(cache, f"Two {n}?"), EXACT, answer="2")
+    assert sum(server.zcard(name) for name in server.keys("rmw:{c:*}:i")) == 2
+
+
+@pytest.mark.parametrize("name", ["i", "p:*"])
+async def test_the_bytes_of_evicted_entries_do_not_count_for_ever(open_cache: OpenCache, server: Plain, name: str) -> None:
+    cache = open_cache(cache__max_owner_bytes=5000)
+    for n in range(3):
+        await ask(cache, key(cache, f"Question {n}?"), answer="x" * 1000)
+    evict(server, name)
+    for n in range(6):
+        await ask(cache, key(cache, f"Another {n}?"), answer="x" * 1000)
+    assert (await cache.entries.stats(ALICE)).entries == 3
 
 
 async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(cache: Cache, server: Plain) -> None:

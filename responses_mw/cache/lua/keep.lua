@@ -36,13 +36,16 @@ local function shrink(zset, entries, field, bytes)
     local id = redis.call('ZRANGE', zset, 0, 0)[1]
     if not id then return end
     drop(id)
-    redis.call('ZREM', zset, id)  -- in case the entry's facts were lost
+    redis.call('ZREM', zset, id)  -- in case Redis evicted the entry's facts
     evicted = evicted + 1
   end
 end
 
 for _, id in ipairs(redis.call('ZRANGE', prefix .. 'i', '-inf', now, 'BYSCORE', 'LIMIT', 0, MAX_EVICTED)) do drop(id) end
 drop(new.id)
+-- Redis may have evicted a list of entries, but not the sum of their bytes.
+if redis.call('EXISTS', members) == 0 then redis.call('HDEL', prefix .. 't', new.partition) end
+if redis.call('EXISTS', prefix .. 'i') == 0 then redis.call('HDEL', prefix .. 't', 'all') end
 add()
 shrink(members, new.partition_entries, new.partition, new.partition_bytes)
 shrink(prefix .. 'i', new.shard_entries, 'all', new.shard_bytes)

@@ -61,13 +61,13 @@ local function since(partition, space, after, limit)
   return answer
 end
 
--- Remove an entry and everything that refers to it. The entry's body may have expired already.
+-- Remove an entry and everything that refers to it. The entry's body may have expired already, and Redis may have evicted 'e'.
 local function drop(id)
+  redis.call('ZREM', prefix .. 'i', id)
   local facts = redis.call('HGET', prefix .. 'e', id)
   if not facts then return end
   local size, partition, response, space = string.match(facts, '^(%d+)|([^|]*)|([^|]*)|([^|]*)')
   redis.call('UNLINK', prefix .. 'b:' .. id)
-  redis.call('ZREM', prefix .. 'i', id)
   redis.call('ZREM', prefix .. 'p:' .. partition, id)
   redis.call('HDEL', prefix .. 'e', id)
   redis.call('HDEL', prefix .. 'r', response)
