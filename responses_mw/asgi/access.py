@@ -211,7 +211,7 @@ class RateLimits:
     @asynccontextmanager
     async def admitted(self, scope: Scope, caller: Caller) -> AsyncIterator[None]:
         """Create the span and the access line of one response on a WebSocket, verify the caller and count a request."""
-        with websocket_request_span("response.create", caller.headers, caller.owner, scope.get(API_KEY, "")):
+        with websocket_request_span("response.create", scope, caller.owner):
             await self._verify(caller)  # the credential may have expired since the upgrade
             await self.request(scope, caller)
             yield

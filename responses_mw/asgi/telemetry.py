@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..auth import API_KEY
 from ..telemetry.context import RequestContext, activated, count_response, log_facts, report_failure
 from ..telemetry.conventions import ERROR_TYPE, HTTP
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
@@ -132,14 +133,14 @@ class _Answer:
 
 
 @contextmanager
-def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
+def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None]:
     """Record a span and an access log line, but no HTTP metrics, for a WebSocket message of type `kind`.
 
-    `headers` are the connection's headers, with names in lower case. `key` is the name of the caller's API key.
+    `scope` is the scope of the connection.
     """
-    request = RequestContext(f"websocket {kind}", _request_id(), owner, key)
+    request = RequestContext(f"websocket {kind}", _request_id(), owner, scope.get(API_KEY, ""))
     started = time.perf_counter()
-    span = start_request_span(request.route, headers)
+    span = start_request_span(request.route, scope)
     request.trace_id = trace_id(span)
     STREAMS_OPEN.add(1)
     try:

@@ -63,7 +63,7 @@ def activated_span(span: Span | None) -> AbstractContextManager[object]:
 
 
 def trace_id(span: Span) -> str:
-    """Return the trace id of `span` in hexadecimal, or "" if the span is not recorded."""
+    """Return the trace id of `span` in hexadecimal, or "" if the span belongs to no trace."""
     context = span.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else ""
 
@@ -86,14 +86,17 @@ def ending(span: Span) -> Iterator[None]:
         span.end()
 
 
-def start_request_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any] | None = None) -> Span:
-    """Start the span of a request, as a child of the span in `headers`, whose names must be in lower case.
+def start_request_span(name: str, scope: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Span:
+    """Start the span of a request, as a child of the span in the headers of `scope`.
 
     If the host application has a current span, the new span is an internal child of that span instead.
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
-    return TRACER.start_span(name, propagate.extract(dict(headers), Context()), SpanKind.SERVER, attributes)
+    headers: dict[str, str] = {}
+    for header, value in scope["headers"]:
+        headers.setdefault(header.decode("latin-1"), value.decode("latin-1"))
+    return TRACER.start_span(name, propagate.extract(headers, Context()), SpanKind.SERVER, attributes)
 
 
 def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
@@ -107,10 +110,7 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
         SERVER_ADDRESS: address,
         SERVER_PORT: port or None,
     }
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return start_request_span(method, headers, {name: value for name, value in known.items() if value is not None})
+    return start_request_span(method, scope, {name: value for name, value in known.items() if value is not None})
 
 
 def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:

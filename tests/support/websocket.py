@@ -12,7 +12,7 @@ from tests.support.oracle import Event
 from tests.support.replay import TERMINAL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from websockets.asyncio.client import ClientConnection
 
@@ -63,8 +63,10 @@ class Socket:
 
 
 @asynccontextmanager
-async def opened(ours: Ours, path: str = "/v1/responses", key: str = "key", **options: Any) -> AsyncIterator[Socket]:
-    headers = {"authorization": f"Bearer {key}"}
+async def opened(
+    ours: Ours, path: str = "/v1/responses", key: str = "key", headers: Mapping[str, str] = {}, **options: Any
+) -> AsyncIterator[Socket]:
+    headers = {"authorization": f"Bearer {key}", **headers}
     async with connect(
         ours.url.replace("http", "ws", 1) + path, additional_headers=headers, proxy=None, **options
     ) as connection:

@@ -16,6 +16,7 @@ from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, call, completion, delta, finish, text, usage
+from tests.support.websocket import opened
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -190,6 +191,19 @@ async def test_a_request_is_one_trace_and_its_failures_have_a_kind(
     written = repr([(span.name, span.attributes) for span in collector.spans])
     assert PROMPT not in written
     assert "secret" not in written
+
+
+@pytest.mark.timeout(90)
+async def test_a_response_on_a_websocket_belongs_to_the_callers_trace(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    front = await start("serve", upstream__forward_headers="x-mine").is_ready()
+    upstream.stream(*HELLO)
+    async with opened(front.ours, headers=TRACEPARENT) as socket:
+        await socket.response()
+    await collector.until("websocket response.create")
+    span = collector.one("websocket response.create")
+    assert (span.trace_id, span.parent_id) == (TRACE, PARENT)
 
 
 @pytest.mark.timeout(90)
