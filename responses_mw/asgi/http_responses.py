@@ -105,10 +105,12 @@ class EventResponse:
         """Whether the response may have started, so that no error response can replace it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
-            with anyio.CancelScope() as reply:
-                watching = group.create_task(cancel_on_disconnect(receive, reply))
+        reply = anyio.CancelScope()
+        watching = asyncio.create_task(cancel_on_disconnect(receive, reply))  # a task group would wrap exceptions of the reply
+        try:
+            with reply:
                 await self._reply(scope, receive, send)
+        finally:
             watching.cancel()
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,9 +130,12 @@ class EventResponse:
 
 
 async def cancel_on_disconnect(receive: Receive, reply: anyio.CancelScope) -> None:
-    """Cancel `reply` when the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Cancel `reply` when the client disconnects, or when `receive` fails."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception as error:  # noqa: BLE001 (without a watcher, the upstream would go on for a client that has left)
+        logger.warning("the connection of a client failed: %r", error)
     reply.cancel()
 
 

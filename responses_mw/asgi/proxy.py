@@ -219,11 +219,7 @@ async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.C
         if body.aborted:
             exchange.cancel()
             return
-    try:
-        await cancel_on_disconnect(receive, exchange)
-    except Exception as error:  # noqa: BLE001 (without a watcher, the upstream would go on for a client that has left)
-        logger.warning("the connection of a client failed: %r", error)
-        exchange.cancel()
+    await cancel_on_disconnect(receive, exchange)
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -83,7 +83,7 @@ class TelemetryMiddleware:
             with activated(request), activated_span(span):
                 await self._app(scope, receive, answer.send)
         except Exception as error:
-            answer.status = answer.status or 500
+            answer.fail()
             request.fail(error)
             raise
         finally:
@@ -91,7 +91,7 @@ class TelemetryMiddleware:
             ACTIVE_REQUESTS.add(-1, active)
             if answer.is_stream:
                 STREAMS_OPEN.add(-1)
-            status, request.has_left = answer.status or CLIENT_LEFT, not answer.is_complete
+            status, request.has_left = answer.status or CLIENT_LEFT, not answer.is_over
             _measure(active, request, status, duration)
             if span is not None:
                 end_request_span(span, request, method, status)
@@ -99,23 +99,28 @@ class TelemetryMiddleware:
 
 
 class _Answer:
-    """Sends an HTTP response, and records its status, whether it is a stream, and whether it is complete."""
+    """Sends an HTTP response, and records its status, whether it is a stream, and whether the application has ended it."""
 
-    __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
+    __slots__ = ("_added", "_send", "is_over", "is_stream", "status")
 
     def __init__(self, send: Send, added: list[HeaderSource]) -> None:
         self._send = send
         self._added = added
         self.status = 0
         self.is_stream = False
-        self.is_complete = False
+        self.is_over = False
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             message = self._start(message)
         elif not message.get("more_body"):
-            self.is_complete = True
+            self.is_over = True
         return self._send(message)
+
+    def fail(self) -> None:
+        """Record that the application failed. The server then sends a 500 or, if the response has started, breaks it off."""
+        self.status = self.status or 500
+        self.is_over = True
 
     def _start(self, message: Message) -> Message:
         self.status = message["status"]

@@ -91,7 +91,7 @@ class RequestContext:
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
-    has_left: bool = False  # whether the client disconnected before the HTTP response was complete
+    has_left: bool = False  # whether the connection was closed before the HTTP response was complete, other than by an error
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
     """The time when the request reached the middleware, as `time.perf_counter()`."""

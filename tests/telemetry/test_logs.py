@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.asgi.http_responses import ErrorResponse
+from responses_mw.asgi.http_responses import ErrorResponse, EventStreamResponse
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.errors import UpstreamError
+from responses_mw.protocol.response.events import Event
+from responses_mw.settings import ServerSettings
 from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
 from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.types import Receive, Scope, Send
 
     from tests.support.scripted import ScriptedUpstream
@@ -266,6 +270,24 @@ async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixt
     assert "outcome=failed" in line.getMessage()
     assert "error_type=ValueError" in warning.getMessage()
     assert PROMPT not in caplog.text
+
+
+async def test_a_stream_that_an_error_breaks_off_is_not_one_that_the_client_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+
+    async def batches() -> AsyncGenerator[list[Event], None]:
+        yield [Event("response.created", {"response": {}})]
+        raise ValueError(PROMPT)
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStreamResponse(batches(), ServerSettings())(scope, receive, send)
+
+    await asked(failing)
+    warning, line = caplog.records
+    assert " 200 " in line.getMessage()
+    assert "outcome=failed" in line.getMessage()
+    assert "left" not in line.getMessage()
+    assert "error_type=ValueError" in warning.getMessage()
 
 
 async def _never() -> Any:
