@@ -34,7 +34,6 @@ MAX_ANSWER_BYTES = 128 * 1024 * 1024
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
-_MODELS_LAST = 30.0  # seconds that the name of the only model is cached
 
 
 class Upstream:
@@ -50,8 +49,6 @@ class Upstream:
         self._settings = settings
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
-        self._only_model: str | None = None
-        self._only_model_until = 0.0
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._ask, self._fault, chat_path=path)
 
@@ -109,13 +106,9 @@ class Upstream:
         """Return `wanted` or, if None, the only model. Raises `BadRequest` unless there is exactly one, or `UpstreamError`."""
         if wanted is not None:
             return wanted
-        now = time.monotonic()
-        if self._only_model and now < self._only_model_until:
-            return self._only_model
         models = [model for model in await self.models(caller) if not model.get("parent")]  # without adapters
         if len(models) == 1:
-            self._only_model, self._only_model_until = str(models[0]["id"]), now + _MODELS_LAST
-            return self._only_model
+            return str(models[0]["id"])
         names = ", ".join(model["id"] for model in models)
         message = f"Missing required parameter: 'model'. The upstream serves: {names}."
         raise BadRequest(message, param="model", code="missing_required_parameter")

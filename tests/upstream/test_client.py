@@ -84,6 +84,16 @@ async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, 
 
 
 @pytest.mark.both_mounts
+async def test_a_request_without_a_model_goes_to_the_only_model_of_its_caller(ours: Ours, upstream: ScriptedUpstream) -> None:
+    for model in ("alices", "bobs"):
+        upstream.models = [{**TINY, "id": model}]
+        upstream.whole(ANSWER)
+        response = await ours.http.post("/v1/responses", json={"input": "Hi"}, headers={"authorization": f"Bearer {model}"})
+        assert response.status_code == 200, response.text
+        assert upstream.requests[-1].json["model"] == model
+
+
+@pytest.mark.both_mounts
 async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     upstream.whole(ANSWER)
