@@ -112,6 +112,12 @@ def test_another_call_with_the_same_call_id_is_not_taken_for_a_duplicate() -> No
         messages(call("a"), output("a"), {**call("a"), "arguments": '{"other": 1}'}, user("y"))
 
 
+def test_a_malformed_call_of_another_type_is_not_taken_for_a_duplicate() -> None:
+    stored = {"type": "shell_call", "call_id": "a"}  # without the action, as another server may have stored it
+    with pytest.raises(BadRequest, match="No tool output found for function call a"):
+        to_messages([stored, *parse_input([call("a"), output("a"), user("y")])], VLLM, offset=1)
+
+
 def test_a_second_output_of_an_answered_call_is_refused_as_such() -> None:
     with pytest.raises(BadRequest, match="The function call a already has an output") as raised:
         messages(user("x"), call("a"), output("a"), output("a"))

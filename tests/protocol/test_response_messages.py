@@ -227,6 +227,11 @@ def test_a_call_whose_result_comes_in_the_input_waits_for_it() -> None:
         ([{"role": "user", "content": 3}], "previous_input_messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "previous_input_messages[0].content[0].type"),
         ([{"role": "assistant", "tool_calls": [{}]}], "previous_input_messages[0].tool_calls[0].function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "c" * 65, "function": {"name": "f"}}]}],
+            "previous_input_messages[0].tool_calls[0].id",
+        ),
+        ([{"role": "assistant", "recipient": "python", "call_id": "c" * 65}], "previous_input_messages[0].call_id"),
         ([RESULT], "previous_input_messages[0].name"),
         ([{"message": "x", "tokens": [], "type": "raw_message_tokens"}], "previous_input_messages[0].role"),
     ],

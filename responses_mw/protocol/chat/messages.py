@@ -217,7 +217,7 @@ class _MessageBuilder:
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
         where, first = self._path(call.position), self._answered_call(call.call_id)
         # Some clients resend calls that are already in the history.
-        if first is not None and _identity(first) == _identity(call.item):
+        if first is not None and _is_same(first, call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
             why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
             raise BadRequest(f"Duplicate item found with {shown}: {why}", param=where, code="duplicate_item")
@@ -246,8 +246,9 @@ class _MessageBuilder:
         return self._items[min(calls)] if calls else None
 
 
-def _identity(call: Item) -> tuple[str, str | None, str]:
-    return call["type"], call.get("name"), arguments_of(call)
+def _is_same(one: Item, other: Item) -> bool:
+    is_same_tool = one["type"] == other["type"] and one.get("name") == other.get("name")
+    return is_same_tool and arguments_of(one) == arguments_of(other)
 
 
 def _words(item: Item) -> str:

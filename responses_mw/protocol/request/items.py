@@ -16,7 +16,7 @@ import orjson
 from ...errors import BadRequest
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
 from ..request.tools import BRINGS_TOOLS
-from ..tool_kinds.form import ItemKind, flat_name
+from ..tool_kinds.form import ItemKind, check_call_id, flat_name
 from ..tool_kinds.registry import TOOL_ITEMS
 from ..types import Item, Message
 from . import checks
@@ -182,7 +182,8 @@ class _History:
         to = message.get("recipient")
         calls = checks.array(message.get("tool_calls") or [], f"{path}.tool_calls")
         if to is not None:
-            self._add_call(checks.string(to, f"{path}.recipient"), _text(message, path), message.get("call_id"))
+            name = checks.string(to, f"{path}.recipient")
+            self._add_call(name, _text(message, path), self._call_id(message.get("call_id"), f"{path}.call_id"))
             return
         if message.get("channel") == "analysis":
             self._add_reasoning(_text(message, path))
@@ -198,15 +199,18 @@ class _History:
             function = checks.required(call, "function", where, checks.mapping)
             name = checks.required(function, "name", f"{where}.function", checks.string)
             arguments = checks.string(function.get("arguments", ""), f"{where}.function.arguments")
-            self._add_call(name, arguments, call.get("id"))
+            self._add_call(name, arguments, self._call_id(call.get("id"), f"{where}.id"))
+
+    def _call_id(self, given: Any, path: str) -> str:
+        return f"call_{len(self.items)}" if given is None else check_call_id(given, path)
 
     def _add_reasoning(self, text: str) -> None:
         self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
 
-    def _add_call(self, to: str, arguments: str, call_id: Any) -> None:
+    def _add_call(self, to: str, arguments: str, call_id: str) -> None:
         call = {
             "type": "function_call",
-            "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
+            "call_id": call_id,
             "name": _function_name(to),
             "arguments": orjson.dumps({"code": arguments}).decode() if to == "python" else arguments,
             "status": "incomplete",  # until the result is added, because a call without a result was not executed
