@@ -222,17 +222,22 @@ def _decoded_size(data: str) -> int:
 
 
 def _bounded(parts: list[Part]) -> Iterator[Part]:
+    """Yield the parts that fit into `MAX_OUTPUT_BYTES`, then a note with the number of the other parts."""
     left = MAX_OUTPUT_BYTES
-    for part in parts:
-        if part["type"] == "input_image":
-            size = len(part["image_url"])
-            fits = size <= left
-            yield part if fits else _text(f"{_described(part)} omitted: it is too large")
-            left -= size if fits else 0
-        else:
-            text = cut(part["text"], left)
-            yield _text(text)
-            left = max(left - len(text.encode()), 0)
+    for index, part in enumerate(parts):
+        if left <= 0:
+            yield _text(f"... ({len(parts) - index} further parts omitted)")
+            return
+        fitted = _fitted(part, left)
+        yield fitted
+        left -= len((fitted.get("text") or fitted.get("image_url", "")).encode()) + 1  # the parts are joined with line breaks
+
+
+def _fitted(part: Part, max_bytes: int) -> Part:
+    """Return `part`. Cut a longer text, and replace a larger image with a note."""
+    if part["type"] == "input_text":
+        return _text(cut(part["text"], max_bytes))
+    return part if len(part["image_url"]) <= max_bytes else _text(f"{_described(part)} omitted: it is too large")
 
 
 def _described(part: Part) -> str:

@@ -82,6 +82,13 @@ def _add_contents(server: MCPServer[None]) -> None:
         )
 
     @server.tool(structured_output=False)
+    def pieces(count: int, pictures: bool) -> CallToolResult:
+        piece = (
+            ImageContent(type="image", data=PIXEL, mime_type="image/png") if pictures else TextContent(type="text", text="x")
+        )
+        return CallToolResult(content=[piece] * count)
+
+    @server.tool(structured_output=False)
     def structured() -> CallToolResult:
         return CallToolResult(content=[], structured_content={"degrees": 21})
 

@@ -185,6 +185,20 @@ async def test_an_image_that_is_too_large_is_left_out(plain: str, output_bytes: 
     assert result.content == "A pixel:\n[image/png, 32 bytes] omitted: it is too large"
 
 
+@pytest.mark.parametrize("pictures", [False, True])
+async def test_many_small_parts_do_not_exceed_the_limit_by_their_notes(
+    plain: str, output_bytes: Callable[[int], None], pictures: bool
+) -> None:
+    output_bytes(60)
+    async with aclosing(connection(plain)) as weather:
+        result = await weather.call("pieces", {"count": 500, "pictures": pictures})
+    omitted = {False: 470, True: 498}[pictures]
+    assert isinstance(result.content, str)
+    assert result.content == result.members["output"]
+    assert len(result.content) < 200
+    assert result.content.endswith(f"\n... ({omitted} further parts omitted)")
+
+
 async def test_an_answer_without_end_is_not_taken(plain: str, output_bytes: Callable[[int], None]) -> None:
     output_bytes(1024)
     async with aclosing(connection(plain)) as weather:
