@@ -138,7 +138,7 @@ class MCPServer(ServerTool):
 
     The permission of a call may depend on the server's list of tools, which marks read-only tools. Clients can forge
     `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`, which is bound to the
-    owner and to the server's URL. Without a trusted list, the tools are requested from the server.
+    owner, the server's URL and the `allowed_tools`. Without a trusted list, the tools are requested from the server.
     """
 
     types = frozenset({"mcp"})
@@ -193,8 +193,8 @@ class MCPServer(ServerTool):
         tools = self._signed_tools()
         if tools is None:
             tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
-            signed = self._signed_bytes(tools)
-            if self._last_list is None or self._signed_bytes(self._last_list["tools"]) != signed:
+            if self._last_list is None or _plain_tools(self._last_list["tools"]) != _plain_tools(tools):
+                signed = self._signed_bytes(tools)
                 signature = self._context.sealer.sign(signed, purpose=_PURPOSE, owner=self._context.owner)
                 self.listing = {"server_label": self.label, "tools": tools, "signature": signature}
         self._listed = {tool["name"]: tool for tool in tools if self.is_allowed(tool)}
@@ -292,7 +292,8 @@ class MCPServer(ServerTool):
         return tools if sealer.is_signed(signature, signed, purpose=_PURPOSE, owner=self._context.owner) else None
 
     def _signed_bytes(self, tools: list[dict[str, Any]]) -> bytes:
-        return orjson.dumps([self._connection.target.url, _plain_tools(tools)], option=orjson.OPT_SORT_KEYS)
+        signed = [self._connection.target.url, self._limits, _plain_tools(tools)]
+        return orjson.dumps(signed, option=orjson.OPT_SORT_KEYS)
 
 
 def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

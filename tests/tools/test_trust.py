@@ -232,6 +232,39 @@ async def test_a_list_that_we_made_is_believed_however_it_comes_back(
     assert "get_weather" in _offered(upstream)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "then"),
+    [
+        (["sleep"], ["sleep", "get_weather"]),
+        (["sleep"], None),
+        ({"read_only": True}, {"tool_names": ["sleep", "get_weather"]}),
+        ({"tool_names": ["sleep"]}, ["*"]),
+    ],
+)
+async def test_a_list_for_narrower_limits_is_asked_for_again(
+    start: Start, upstream: ScriptedUpstream, server: Server, allowed: Any, then: Any
+) -> None:
+    ours = _own(start, server)
+    upstream.stream(*HELLO)
+    first = (await stream(ours, tools=[{**OWN, "allowed_tools": allowed}])).response
+    upstream.stream(*HELLO)
+    wider = OWN if then is None else {**OWN, "allowed_tools": then}
+    second = (await stream(ours, tools=[wider], previous_response_id=first["id"])).response
+    assert {"get_weather", "sleep"} <= set(_offered(upstream))
+    assert [item["type"] for item in second["output"]] == ["mcp_list_tools", "message"]
+    assert server.listed == 2
+
+
+async def test_a_tool_that_is_newly_allowed_can_be_approved(start: Start, upstream: ScriptedUpstream, server: Server) -> None:
+    ours = _own(start, server)
+    upstream.stream(*HELLO)
+    first = (await stream(ours, tools=[{**OWN, "allowed_tools": ["sleep"]}])).response
+    upstream.stream(*HELLO)
+    approval = {"input": _forged("get_weather", city="Rome"), "previous_response_id": first["id"]}
+    await stream(ours, tools=[{**OWN, "allowed_tools": ["sleep", "get_weather"]}], **approval)
+    assert server.called == 1
+
+
 @pytest.mark.parametrize("change", ["annotations", "name", "owner", "signature"])
 async def test_a_list_that_was_changed_is_asked_for_again(
     start: Start, upstream: ScriptedUpstream, server: Server, change: str
