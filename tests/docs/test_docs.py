@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw import Settings
+from responses_mw.sandbox.jail.isolation import LEVELS
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ _SETTINGS = re.compile(r"Settings\(((?:[^()]|\([^()]*\))+)\)")
 )
 def test_settings_in_examples_are_valid(arguments: str) -> None:
     Settings(**eval(f"dict({arguments})"))
+
+
+def test_the_sandbox_page_shows_the_isolation_as_the_sandbox_prints_it() -> None:
+    assert f", isolation: {LEVELS[0].name}\n" in (ROOT / "docs" / "sandbox.md").read_text()
 
 
 def test_the_readme_is_short() -> None:
