@@ -344,8 +344,9 @@ class _Values:
 
     def _number(self, schema: dict[str, Any], label: str) -> float:
         value = next(iter(_numbers(self._says(label))), None)
-        minimum = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
-        maximum = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
+        low, high = schema.get("exclusiveMinimum", -inf), schema.get("exclusiveMaximum", inf)
+        distance = 1 if _kind(schema) == "integer" else min(1, (high - low) / 2)
+        minimum, maximum = schema.get("minimum", low + distance), schema.get("maximum", high - distance)
         limited: float = min(max(next(self._numbers) if value is None else value, minimum), maximum)
         return limited
 

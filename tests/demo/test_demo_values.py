@@ -19,6 +19,8 @@ from responses_mw.demo.model import SchemaError, fill
         ({"type": "integer", "minimum": 5, "maximum": 9}, "there are 12", 9),
         ({"type": "integer", "exclusiveMinimum": 5}, "none", 6),
         ({"type": "number"}, "it is -2.5 degrees", -2.5),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "none", 0.5),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}, "there are 12", 1),
         ({"type": "boolean"}, "It works", True),
         ({"type": "boolean"}, "It does not work", False),
         ({"type": "null"}, "anything", None),
