@@ -288,8 +288,9 @@ class MCPSearch(SearchProvider):
     """The tool that the setting `search.provider` names as `label/tool`. The tool is called with `{"query": ...}`.
 
     The tool returns JSON or text. JSON is a list of objects, or an object with such a list as its member `results`,
-    `web.results`, `organic` or `data`. In a text, each paragraph with a URL is one result, whose title is a line `Title: ...`
-    or the text of a Markdown link. A text without URLs is one result, which cannot be cited.
+    `web.results`, `organic` or `data`. A JSON string, number or boolean is a text. In a text, each paragraph with a URL is one
+    result, whose title is a line `Title: ...` or the text of a Markdown link. A text without URLs is one result, which cannot
+    be cited.
     """
 
     def __init__(self, context: ToolContext) -> None:
@@ -317,7 +318,9 @@ def _read(answer: str) -> Iterator[SearchHit]:
     try:
         document = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        yield from _read_text(answer)
+        document = answer
+    if isinstance(document, str | int | float):
+        yield from _read_text(document if isinstance(document, str) else answer)
         return
     paths = [()] if isinstance(document, list) else _LISTS
     for row in next((found for path in paths if (found := rows_of(document, *path))), []):

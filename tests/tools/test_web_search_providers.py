@@ -337,11 +337,17 @@ async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
     assert all(one.text in text for one in found)
 
 
-async def test_text_without_urls_is_shown_as_it_is() -> None:
-    assert await mcp(Finder(ToolResult("Paris is the capital."))).search(Query("a")) == [
-        SearchHit("", "", "Paris is the capital.")
-    ]
-    assert await mcp(Finder(ToolResult(" "))).search(Query("a")) == []
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [("Paris is the capital.", "Paris is the capital."), ("42", "42"), ("true", "true"), ('"Paris, France"', "Paris, France")],
+)
+async def test_text_without_urls_is_shown_as_it_is(answer: str, text: str) -> None:
+    assert await mcp(Finder(ToolResult(answer))).search(Query("a")) == [SearchHit("", "", text)]
+
+
+@pytest.mark.parametrize("answer", [" ", "null", '""', "{}"])
+async def test_an_answer_without_results_is_empty(answer: str) -> None:
+    assert await mcp(Finder(ToolResult(answer))).search(Query("a")) == []
 
 
 async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
