@@ -45,7 +45,7 @@ class ChatStream:
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
-        self._decoder: SSEDecoder | _Whole = SSEDecoder()
+        self._decoder = SSEDecoder()
         self._fast_path = DeltaFastPath()
         self._halves = SurrogateHalves()
         self._begins_frame = True
@@ -64,12 +64,14 @@ class ChatStream:
             check_uncompressed(response)
         except BodyRefused as error:
             raise UpstreamError(f"The upstream sent {error}.") from None
-        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            self._decoder = _Whole()
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._source = aiter(response.stream)
         self._idle.watch(self._first_byte_timeout)
-        self._first = await anext(self, [])
+        if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            self._first = await anext(self, [])
+        else:
+            self._first = [self._whole(await self._read_all())]
+            self.done = self._is_over = True
         self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
 
     def __aiter__(self) -> ChatStream:
@@ -80,30 +82,43 @@ class ChatStream:
             self._idle.watch(self._idle_timeout)
             first, self._first = self._first, []
             return first
-        idle = self._idle
         while not self._is_over:
-            idle.is_waiting = True
-            try:
-                data = await anext(self._source)
-            except StopAsyncIteration:
-                self._is_read, data = True, b""
-            except asyncio.CancelledError:
-                idle.check()
-                raise
-            except httpx.HTTPError as error:
-                message = f"The upstream closed the connection before its answer was complete ({type(error).__name__})."
-                raise UpstreamBrokeOff(message) from error
-            idle.is_waiting = False
-            idle.ticks = 0
+            data = await self._read()
             text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
-            self._left -= len(data)
-            if self._left < 0:
-                raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
             chunks: list[Chunk | Text] = [text] if text else self._take(data)
             if chunks:
                 return chunks
         await self._end()
         raise StopAsyncIteration
+
+    async def _read(self) -> bytes:
+        """Return the data of one network read, or empty bytes at the end of the body."""
+        idle = self._idle
+        idle.is_waiting = True
+        try:
+            data = await anext(self._source)
+        except StopAsyncIteration:
+            self._is_read, data = True, b""
+        except asyncio.CancelledError:
+            idle.check()
+            raise
+        except httpx.HTTPError as error:
+            message = f"The upstream closed the connection before its answer was complete ({type(error).__name__})."
+            raise UpstreamBrokeOff(message) from error
+        idle.is_waiting = False
+        idle.ticks = 0
+        self._left -= len(data)
+        if self._left < 0:
+            raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
+        return data
+
+    async def _read_all(self) -> bytes:
+        parts: list[bytes] = []
+        while not self._is_read:
+            parts.append(await self._read())
+            if self.received > MAX_BODY:
+                raise UpstreamError(f"The upstream sent an answer of more than {MAX_BODY} bytes.")
+        return b"".join(parts)
 
     def divert(self, take: Callable[[Text], bool]) -> None:
         """Call `take` with each text that arrives alone in one read while the reader waits.
@@ -138,48 +153,61 @@ class ChatStream:
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
-        chunks = self._decoded(self._frames(data))
+        try:
+            frames = self._decoder.feed(data) if data else self._decoder.flush()
+        except FrameTooLong as error:
+            raise UpstreamError(f"The upstream sent {error}.") from error
+        chunks = self._decoded(frames)
         # A chunk that may contain the other half of a character must be parsed.
         self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         if not data:
             self._is_over = True
-            if isinstance(self._fault, _NotJSON) and isinstance(self._decoder, SSEDecoder):
-                # The last frame is incomplete.
+            if isinstance(self._fault, _NotJSON):  # the last frame is incomplete
                 self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
-        if isinstance(self._decoder, _Whole):
-            self.done = self._is_over
-            completions = [chunk for chunk in chunks if isinstance(chunk, dict)]
-            if not all(completion.get("choices") for completion in completions):
-                raise UpstreamError("The upstream's answer is not a chat completion.")
-            return [as_chunk(completion) for completion in completions]
         return chunks
 
-    def _frames(self, data: bytes) -> list[bytes]:
-        try:
-            return self._decoder.feed(data) if data else self._decoder.flush()
-        except FrameTooLong as error:
-            raise UpstreamError(f"The upstream sent {error}.") from error
-
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
-        """Decode `frames` up to `[DONE]` or the first fault. The fault is raised after the chunks before it are read."""
+        """Decode `frames` up to the end of the answer or the first fault.
+
+        The fault is raised after the chunks before it are read.
+        """
         chunks: list[Chunk | Text] = []
         for frame in frames:
             text = None if self._halves.is_holding else self._fast_path.text(frame)
             if text:
                 chunks.append(text)
                 continue
-            if frame == DONE:
-                self.done = self._is_over = True
-                break
             try:
-                chunk = _chunk(frame, self._halves)
+                chunk = None if frame == DONE else self._parsed(frame)
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
-            chunks.append(chunk)
-            if not self._halves.is_holding:
-                self._fast_path.learn(frame, chunk)
+            if chunk is not None:
+                chunks.append(chunk)
+                if not self._halves.is_holding:
+                    self._fast_path.learn(frame, chunk)
+            self.done = self._is_last(chunk)
+            if self.done or chunk is None:
+                self._is_over = True
+                break
         return chunks
+
+    def _parsed(self, frame: bytes) -> Chunk:
+        chunk = _json_object(frame, self._halves)
+        if ("choices" not in chunk or "error" in chunk) and is_error(chunk):
+            raise from_frame(chunk)
+        return chunk
+
+    def _is_last(self, chunk: Chunk | None) -> bool:
+        """Return whether the answer is complete with `chunk`, or with `[DONE]` if `chunk` is None."""
+        return chunk is None
+
+    def _whole(self, body: bytes) -> Chunk:
+        """Return the chunk for an answer that is one JSON document. Raises `UpstreamError` if it is no chat completion."""
+        completion = self._parsed(body)
+        if not completion.get("choices"):
+            raise UpstreamError("The upstream's answer is not a chat completion.")
+        return as_chunk(completion)
 
     async def _end(self) -> None:
         """Raise a pending fault, or wait briefly for the end of the body after `[DONE]`.
@@ -199,26 +227,6 @@ class _NotJSON(UpstreamError):
     """A frame or a whole body is not JSON."""
 
 
-class _Whole:
-    """A decoder for a body that is one JSON document."""
-
-    is_between_frames = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > MAX_BODY:
-            raise FrameTooLong(f"an answer of more than {MAX_BODY} bytes")
-        return []
-
-    def flush(self) -> list[bytes]:
-        return [b"".join(self._parts)]
-
-
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
     try:
         decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
@@ -229,13 +237,6 @@ def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
             raise _NotJSON("The upstream sent data that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is not an object.")
-    return decoded
-
-
-def _chunk(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    decoded = _json_object(data, halves)
-    if ("choices" not in decoded or "error" in decoded) and is_error(decoded):
-        raise from_frame(decoded)
     return decoded
 
 
@@ -287,6 +288,7 @@ class IdleTimeout:
 
 
 _FINISHED = {"completed": "response.completed", "incomplete": "response.incomplete"}
+_NO_RESPONSE = "The upstream's answer is not a response."
 
 
 class ResponsesStream(ChatStream):
@@ -295,36 +297,22 @@ class ResponsesStream(ChatStream):
     A whole document is returned as a terminal event. After a terminal event, `done` is true and nothing more is read.
     """
 
-    def _take(self, data: bytes) -> list[Chunk | Text]:
-        if not data:
-            self._is_over = True
-        return self._decoded(self._frames(data))
+    def _parsed(self, frame: bytes) -> dict[str, Any]:
+        event = _json_object(frame, self._halves)
+        kind = event.get("type")
+        if event.get("object") == "response" and kind is None:
+            return {"type": _FINISHED.get(str(event.get("status")), "response.failed"), "response": event}
+        if kind == "error" or (kind is None and is_error(event)):
+            raise from_frame(event)
+        if not isinstance(kind, str):
+            raise UpstreamError(_NO_RESPONSE)
+        return event
 
-    def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
-        events: list[Chunk | Text] = []
-        for frame in frames:
-            if frame == DONE:
-                self._is_over = True
-                break
-            try:
-                event = _event(frame, self._halves)
-            except UpstreamError as fault:
-                self._fault, self._is_over = fault, True
-                break
-            events.append(event)
-            if event.get("type") in TERMINAL:
-                self.done = self._is_over = True
-                break
-        return events
+    def _is_last(self, chunk: Chunk | None) -> bool:
+        return chunk is not None and chunk["type"] in TERMINAL
 
-
-def _event(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    decoded = _json_object(data, halves)
-    kind = decoded.get("type")
-    if decoded.get("object") == "response" and kind is None:
-        return {"type": _FINISHED.get(str(decoded.get("status")), "response.failed"), "response": decoded}
-    if kind == "error" or (kind is None and is_error(decoded)):
-        raise from_frame(decoded)
-    if not isinstance(kind, str):
-        raise UpstreamError("The upstream's answer is not a response.")
-    return decoded
+    def _whole(self, body: bytes) -> dict[str, Any]:
+        event = self._parsed(body)
+        if not self._is_last(event):
+            raise UpstreamError(_NO_RESPONSE)
+        return event
