@@ -158,12 +158,14 @@ class ChatStream:
         except FrameTooLong as error:
             raise UpstreamError(f"The upstream sent {error}.") from error
         chunks = self._decoded(frames)
-        # A chunk that may contain the other half of a character must be parsed.
-        self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         if not data:
             self._is_over = True
             if isinstance(self._fault, _NotJSON):  # the last frame is incomplete
                 self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
+        if self._is_over:
+            chunks += self._halves.flush()
+        # A chunk that may contain the other half of a character must be parsed.
+        self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         return chunks
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
@@ -183,7 +185,7 @@ class ChatStream:
                 self._fault, self._is_over = fault, True
                 break
             if chunk is not None:
-                chunks.append(chunk)
+                chunks += self._halves.join(chunk)
                 if not self._halves.is_holding:
                     self._fast_path.learn(frame, chunk)
             self.done = self._is_last(chunk)
@@ -229,7 +231,7 @@ class _NotJSON(UpstreamError):
 
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
     try:
-        decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
+        decoded = loads(data)
     except orjson.JSONDecodeError:
         try:
             decoded = halves.decode(data)

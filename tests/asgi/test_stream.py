@@ -109,6 +109,33 @@ async def test_half_a_character_that_stays_alone_is_replaced(ours: Ours, upstrea
     assert (await stream(ours)).response["output_text"] == "a\ufffdb\ufffdc"
 
 
+@pytest.mark.parametrize(
+    "ending", [[finish()], [finish(), {"choices": [], "usage": None}], []], ids=["finish", "usage", "none"]
+)
+async def test_half_a_character_at_the_end_is_replaced(ours: Ours, upstream: ScriptedUpstream, ending: list[Any]) -> None:
+    upstream.stream(_ascii_frame(delta(content="a\ud83d")), *ending, done=bool(ending))
+    assert (await stream(ours)).response["output_text"] == "a\ufffd"
+
+
+async def test_half_a_character_at_the_end_of_the_arguments_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
+    half = _ascii_frame(call('{"q": "\ud83d', name="f", call_id="c", index=0))
+    upstream.stream(half, call('"}'), call("{}", name="f", call_id="d", index=1), finish("tool_calls"))
+    output = (await stream(ours, tools=[{"type": "function", "name": "f"}])).response["output"]
+    assert [item["arguments"] for item in output] == ['{"q": "\ufffd"}', "{}"]
+
+
+async def test_half_a_character_at_the_end_of_the_reasoning_stays_there(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(_ascii_frame(delta(reasoning="a\ud83d")), delta(reasoning="", content="b"), text("c"), finish())
+    streamed = await stream(ours)
+    assert streamed.response["output"][0]["content"][0]["text"] == "a\ufffd"
+    assert streamed.deltas[-2:] == ["b", "c"]
+
+
+async def test_a_character_is_joined_across_chunks_without_text(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*map(_ascii_frame, [delta(content="\ud83d"), delta(content=""), delta(content="\ude00")]), finish())
+    assert (await stream(ours)).response["output_text"] == "\U0001f600"
+
+
 @pytest.mark.both_mounts
 async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)

@@ -130,7 +130,8 @@ def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int]
     ends = [0, *sorted(cut for cut in cuts if 2 * cut < len(encoded)), len(encoded) // 2]
     pieces = [encoded[2 * begin : 2 * end].decode("utf-16-le", "surrogatepass") for begin, end in pairwise(ends)]
     halves = SurrogateHalves()
-    decoded = [halves.decode(json.dumps({**_chunk(member, piece), "x": "\ud83d"}).encode()) for piece in pieces]
+    frames = [json.dumps({**_chunk(member, piece), "x": "\ud83d"}).encode() for piece in pieces]
+    decoded = [chunk for frame in frames for chunk in halves.join(halves.decode(frame))]
     assert "".join(chunk["choices"][0]["delta"][member] for chunk in decoded) == text
     assert not halves.is_holding
 

@@ -50,39 +50,75 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 class SurrogateHalves:
     """Joins the surrogate halves of characters, which a server may send in two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    Strict decoders refuse these halves. A half without its other half becomes U+FFFD.
+    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. A
+    half without its other half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Any, ...], str] = {}
+        self._held: list[Any] = []  # a chunk whose text ends with a first half, and later chunks without text
+        self._has_halves = False  # whether the last decoded chunk may have halves
 
     @property
     def is_holding(self) -> bool:
-        """Whether a first half is held back until the next chunk."""
+        """Whether a chunk is held back."""
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that a strict decoder refused, and `join` its texts. Raises `ValueError` for any other error."""
+        """Decode JSON that a strict decoder refused, for `join`. Raises `ValueError` for any other error."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
+            decoded = json.loads(data)
             # `orjson` decodes the result again, because `json` accepts numbers that `orjson` cannot encode later.
-            return orjson.loads(json.dumps(_whole_characters(self.join(json.loads(data)))))
+            chunk = orjson.loads(json.dumps(_whole_characters(decoded)))
         except RecursionError:
             raise ValueError("nested too deeply") from None
-
-    def join(self, chunk: Any) -> Any:
-        """Join surrogate pairs in the texts of a decoded chunk or event, in place. Return the chunk.
-
-        A high surrogate at the end of a text is prepended to the next delta of that text. Other unpaired surrogates become
-        U+FFFD.
-        """
-        for place, holder, member in _growing_texts(chunk):
-            text = self._held.pop(place, "") + holder[member]
-            if text and "\ud800" <= text[-1] < "\udc00":
-                self._held[place], text = text[-1], text[:-1]
-            holder[member] = _whole_characters(text)
+        for (_, holder, member), (_, original, _) in zip(_growing_texts(chunk), _growing_texts(decoded), strict=True):
+            holder[member] = original[member]
+        self._has_halves = True
         return chunk
+
+    def join(self, chunk: Any) -> list[Any]:
+        """Join the texts of a decoded chunk or event with those held back. Return the chunks that are complete, in order."""
+        if not (self._held or self._has_halves):
+            return [chunk]
+        self._has_halves = False
+        texts = [(place, holder, member) for place, holder, member in _growing_texts(chunk) if holder[member]]
+        if self._held and not texts:
+            self._held.append(chunk)
+            return []
+        if self._held:
+            _move_halves(self._held[0], texts)
+        chunks = self.flush()
+        if any(_ends_with_half(holder[member]) for _, holder, member in texts):
+            self._held.append(chunk)
+            return chunks
+        return [*chunks, _replaced(chunk)]
+
+    def flush(self) -> list[Any]:
+        """Return the chunks that are held back, at the end of the answer."""
+        held, self._held = self._held, []
+        return [_replaced(chunk) for chunk in held]
+
+
+def _move_halves(chunk: Any, texts: list[tuple[tuple[Any, ...], dict[str, Any], str]]) -> None:
+    """Move a first half at the end of a text in `chunk` to the beginning of the same text in the next chunk."""
+    following = {place: holder for place, holder, _ in texts}
+    for place, holder, member in _growing_texts(chunk):
+        if place in following and _ends_with_half(holder[member]):
+            following[place][member] = holder[member][-1] + following[place][member]
+            holder[member] = holder[member][:-1]
+
+
+def _ends_with_half(text: str) -> bool:
+    return "\ud800" <= text[-1:] < "\udc00"
+
+
+def _replaced(chunk: Any) -> Any:
+    """Replace the halves in the texts of `chunk`, in place."""
+    for _, holder, member in _growing_texts(chunk):
+        holder[member] = _whole_characters(holder[member])
+    return chunk
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
