@@ -21,7 +21,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from ..auth import APIKeys, InvalidKeys
+from ..auth import APIKeys
+from ..errors import StartupError
 from ..network import address_family
 from ..settings import Settings
 from ..state import without_credentials
@@ -63,14 +64,14 @@ def _run_server(
     from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
     from ..asgi.requests import Inbound
 
-    set_up_sdk()
     # The collector need not traverse modules, which are never unloaded. High thresholds make collections rare while streaming.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
+        set_up_sdk()
         app = create_app(settings)
-    except InvalidKeys as error:
+    except StartupError as error:
         sys.exit(f"responses-mw: {error}")
     config = uvicorn.Config(
         app,

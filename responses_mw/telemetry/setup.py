@@ -12,13 +12,13 @@ import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from traceback import format_tb
 from typing import Any, Literal
 
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.trace import ProxyTracerProvider, get_current_span, get_tracer_provider, set_tracer_provider
 
+from ..errors import StartupError
 from ..version import VERSION
 from .context import current_request
 
@@ -30,7 +30,6 @@ _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "opentelemetry", "uvicorn"
 # C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
-_OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
@@ -43,61 +42,64 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
 
 
 def set_up_sdk() -> None:
-    """Configure the export of traces and metrics from OpenTelemetry's environment variables.
+    """Configure the export of traces and metrics by OTLP over HTTP from OpenTelemetry's environment variables.
 
-    If only an OTLP endpoint is set, both signals are exported to it over HTTP. Nothing is configured if
-    `opentelemetry-instrument`, which supports more features, has already set a tracer provider. Raises `RuntimeError` if the
-    package of a configured exporter is not installed.
+    Nothing is configured if neither an endpoint nor an exporter is set, or if `opentelemetry-instrument` has already set a
+    tracer provider. Raises `StartupError` if another exporter or protocol is set, or if a variable is invalid.
     """
-    traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
-    is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"
-    if is_disabled or not (traces or metrics) or not isinstance(get_tracer_provider(), ProxyTracerProvider):
+    if not isinstance(get_tracer_provider(), ProxyTracerProvider):
+        return
+    exports_traces, exports_metrics = _is_exported("TRACES"), _is_exported("METRICS")
+    if not (exports_traces or exports_metrics):
         return
     try:
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        _export(traces=exports_traces, metrics=exports_metrics)
     except ModuleNotFoundError:
         logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is exported")
-        return
+    except ValueError as error:
+        raise StartupError(f"an OTEL_* variable is invalid: {error}") from None
+
+
+def _export(*, traces: bool, metrics: bool) -> None:
+    """Set the tracer provider and the meter provider. Raises `ValueError` if a variable is invalid."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     attributes = {"service.version": VERSION}
     if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
         attributes["service.name"] = "responses-mw"
     resource = Resource.create(attributes)
     if traces:
         tracer_provider = TracerProvider(resource=resource)
-        for exporter in _exporters("traces", traces):
-            tracer_provider.add_span_processor(BatchSpanProcessor(exporter))
+        tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         set_tracer_provider(tracer_provider)
     if metrics:
-        exporters = _exporters("metrics", metrics)
-        readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in exporters]
-        set_meter_provider(MeterProvider(readers, resource))
+        set_meter_provider(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource))
 
 
 def _variable(name: str) -> str:
     return os.environ.get(name, "").strip()
 
 
-def _exporter_names(signal: str) -> list[str]:
-    """Return the names of the exporters' entry points. The default is OTLP if an endpoint is set."""
+def _is_exported(signal: str) -> bool:
+    """Return whether traces or metrics are exported. Raises `StartupError` if the exporter or its protocol is not supported."""
+    if _variable("OTEL_SDK_DISABLED").lower() == "true":
+        return False
     has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
-    names = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
-    if names.lower() == "none":
-        return []
-    protocol = _variable(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
-    stripped = [name.strip() for name in names.split(",")]
-    return [_OTLP_EXPORTERS.get(protocol, protocol) if name == "otlp" else name for name in stripped]
-
-
-def _exporters(signal: str, names: list[str]) -> Iterator[Any]:
-    for name in names:
-        found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
-        if not found:
-            raise RuntimeError(f"no installed package provides the OpenTelemetry {signal} exporter {name!r}")
-        yield found[0].load()()
+    exporter = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
+    if exporter.lower() == "none":
+        return False
+    name = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
+    protocol = _variable(name) or _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    if (exporter, protocol) != ("otlp", "http/protobuf"):
+        unsupported = f"OTEL_{signal}_EXPORTER={exporter}" if exporter != "otlp" else f"the OTLP protocol {protocol}"
+        raise StartupError(f"{unsupported} is not supported: run the command under opentelemetry-instrument.")
+    return True
 
 
 # -- log records ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,7 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from responses_mw.telemetry.conventions import SCHEMA_URL
-from responses_mw.telemetry.setup import set_up_sdk
 from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
@@ -298,10 +300,25 @@ def test_names_of_the_conventions_are_in_one_module() -> None:
     assert found == {Path("telemetry/conventions.py")}
 
 
-def test_an_exporter_that_is_not_installed_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "no_such_exporter")
-    with pytest.raises(RuntimeError, match="no_such_exporter"):
-        set_up_sdk()
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "console"}, "OTEL_TRACES_EXPORTER=console is not supported: run"),
+        ({"OTEL_METRICS_EXPORTER": "otlp,console"}, "OTEL_METRICS_EXPORTER=otlp,console is not supported"),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "the OTLP protocol grpc is not supported"),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SPAN_EVENT_COUNT_LIMIT": "x"}, "an OTEL_* variable is invalid"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_an_export_that_cannot_be_set_up_is_an_error_in_one_line(command: str, variables: dict[str, str], said: str) -> None:
+    flags = ["--upstream=http://127.0.0.1:9", "--redis=redis://127.0.0.1:9", f"--auth.secret-keys={'s' * 32}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    ended = subprocess.run(
+        [sys.executable, "-m", "responses_mw", command, *flags], env=environment, capture_output=True, text=True, check=False
+    )
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"responses-mw: {said}")
+    assert ended.returncode == 1
 
 
 @pytest.mark.timeout(90)
