@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import anyio
@@ -19,20 +19,28 @@ from starlette.datastructures import Headers
 
 from ..auth import Gate
 from ..errors import BadRequest, Conflict
+from ..ids import random_part
+from ..lua import load
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.document import whole
 from ..protocol.response.events import TERMINAL, Event, events_of
-from ..state import Missing, Reservation, State, StateUnavailable, Stored
-from ..state.idempotency import LEASE
+from ..state import Missing, State, StateUnavailable, Stored
+from ..state.client import Args
 from ..telemetry.context import annotate
 from ..threads import by_size, in_background
 from ..upstream import Caller
 
 logger = logging.getLogger(__name__)
 
+_RESERVE, _UPDATE = load("state", "idempotency_reserve", "idempotency_update")
+
 HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[!-~]{1,255}")
-RENEWAL_INTERVAL = LEASE / 3
+_KEPT = 24 * 60 * 60
+"""Number of seconds that a key is stored after its response was created."""
+_LEASE = 30.0
+"""Number of seconds that a key is reserved. The lease is renewed while the request runs. A lost replica soon frees its keys."""
+RENEWAL_INTERVAL = _LEASE / 3
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 """Initial and maximum number of seconds between two checks whether the other request has ended."""
 
@@ -57,18 +65,22 @@ async def once(
         message = f"The header '{HEADER}' needs stored state: {reason}."
         raise BadRequest(message, param=HEADER, code="idempotency_key_not_supported")
     canonical = await by_size(parsed.size, lambda: orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
-    return OnceOnly(Reservation(state.client, caller.owner, keys[0], canonical), state, caller.owner, gate)
+    return OnceOnly(state, caller.owner, keys[0], canonical, gate)
 
 
-@dataclass(eq=False)
 class OnceOnly:
-    """Guard that prevents a request with an idempotency key from running twice."""
+    """Guard that prevents a request with an idempotency key from running twice. It reserves the key in Redis."""
 
-    reservation: Reservation
-    state: State
-    owner: str
-    gate: Gate
-    _may_exist: bool = False
+    def __init__(self, state: State, owner: str, key: str, request: bytes, gate: Gate) -> None:
+        """`request` is the body of the request. Requests with the same key must have the same body."""
+        self._state = state
+        self._owner = owner
+        self._gate = gate
+        name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
+        self._name = f"rmw:{{i{name}}}:key"
+        self._request_hash = sha256(request).hexdigest()
+        self._token = random_part()
+        self._may_exist = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
         """Return the response that has been created with the key, or reserve the key and return None.
@@ -76,10 +88,10 @@ class OnceOnly:
         While another request is creating the response, wait if `wait` is true, otherwise raise `Conflict`. Raises `BadRequest`
         if the key was used with another body, `Missing` if the response has been deleted, and the errors of the gate.
         """
-        await self.gate()
+        await self._gate()
         pause = _MIN_PAUSE
         while True:
-            verdict, response_id = await self.reservation.reserve()
+            verdict, response_id = await self._reserve()
             if verdict == "reserved":
                 return None
             if verdict == "different":
@@ -87,7 +99,7 @@ class OnceOnly:
                 raise BadRequest(message, param=HEADER, code="idempotency_key_reused")
             if response_id is not None:
                 try:
-                    return await self.state.responses.get(response_id, self.owner)
+                    return await self._state.responses.get(response_id, self._owner)
                 except Missing:
                     if verdict == "done":
                         raise
@@ -96,6 +108,20 @@ class OnceOnly:
                 raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
+
+    async def _reserve(self) -> tuple[str, str | None]:
+        """Reserve the key for `_LEASE` seconds, unless another request has reserved the key. Repeating the call is safe.
+
+        Return a verdict, and the id of the other request's response if the id is known. The verdict is one of:
+
+        reserved    the caller must run the request
+        running     another request with the key is running
+        done        another request with the key has created its response
+        different   the key belongs to a request with a different body
+        """
+        args: Args = [self._request_hash, self._token, int(_LEASE * 1000)]
+        verdict, *rest = await self._state.client.script(_RESERVE, [self._name], args)
+        return verdict.decode(), rest[0].decode() if rest and rest[0] is not None else None
 
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
@@ -122,7 +148,10 @@ class OnceOnly:
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Renew the key's lease during the `with` block, which creates the response. If the block fails, release the key."""
+        """Renew the key's lease while the `with` block creates the response.
+
+        If the block fails, release the key, unless the response may already be stored.
+        """
         async with in_background(self._renew()):
             try:
                 yield
@@ -134,7 +163,7 @@ class OnceOnly:
 
     async def name(self, response_id: str) -> None:
         """Record the id of a background response before its creation. Raises `Conflict` if the key has been lost."""
-        if not await self.reservation.name(response_id):
+        if not await self._update(_LEASE, response_id):
             message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
         self._may_exist = True
@@ -143,14 +172,14 @@ class OnceOnly:
         """Record that the response is complete, so that repeated requests get this response."""
         self._may_exist = True
         try:
-            await self.reservation.complete(response_id)
+            await self._update(_KEPT, response_id, done="1")
         except StateUnavailable as error:
             logger.warning("could not save response %s for its idempotency key: %s", response_id, error.message)
 
     async def _release(self) -> None:
         with anyio.CancelScope(shield=True):
             try:
-                await self.reservation.release()
+                await self._update(0)
             except StateUnavailable as error:
                 logger.debug("could not release an idempotency key; it expires with its lease: %s", error.message)
 
@@ -158,6 +187,11 @@ class OnceOnly:
         while True:
             await asyncio.sleep(RENEWAL_INTERVAL)
             try:
-                await self.reservation.renew()
+                await self._update(_LEASE)
             except StateUnavailable as error:
                 logger.debug("could not renew the lease of an idempotency key: %s", error.message)
+
+    async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:
+        """Store the key for `seconds`, or delete the key if `seconds` is 0. Return False if its lease has expired."""
+        args: Args = [self._token, int(seconds * 1000), response_id, done]
+        return bool(await self._state.client.script(_UPDATE, [self._name], args))

@@ -18,7 +18,6 @@ from .errors import (
     StateFull,
     StateUnavailable,
 )
-from .idempotency import Reservation
 from .jobs import Jobs
 from .store import State
 from .values import Batch, Chain, Conversation, Item, Job, Page, StateOptions, Stored, Taken
@@ -41,7 +40,6 @@ __all__ = [
     "OverBound",
     "OverQuota",
     "Page",
-    "Reservation",
     "State",
     "StateFull",
     "StateOptions",
