@@ -286,14 +286,36 @@ def test_the_members_that_are_ours_stay_ours() -> None:
     assert response["tools"] == [{"type": "mcp", "server_label": "s", "echoed": True}]
 
 
-def test_a_whole_answer_is_added_and_done() -> None:
-    events = run([completed(message(text="Hello"))])
-    assert [event.type for event in events[2:]] == [
-        "response.output_item.added",
-        "response.output_item.done",
-        "response.completed",
+def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
+    call = {"id": "fc_theirs", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
+    said = [{"type": "reasoning_text", "text": "Hm"}]
+    thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": said, "status": "completed"}
+    events = run([completed(thought, message(text="Hello"), call)])
+    assert check(events)["output_text"] == "Hello"
+    deltas = [(event.type, event.data["delta"]) for event in events if event.type.endswith(".delta")]
+    assert deltas == [
+        ("response.reasoning_text.delta", "Hm"),
+        ("response.output_text.delta", "Hello"),
+        ("response.function_call_arguments.delta", "{}"),
     ]
-    assert decoded(events)[-1]["response"]["output_text"] == "Hello"
+    assert {event.data["item"]["status"] for event in events if event.type.endswith("item.added")} == {"in_progress"}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"type": "message", "content": [{"type": ["output_text"], "text": "Hello"}]},
+        {"type": "message", "content": [{"type": "summary_text", "text": "Hello"}]},
+        {"type": "message", "content": [{"type": "output_text", "text": "Hello", "annotations": 5}]},
+        {"type": "reasoning", "content": ["Hm"], "summary": 5},
+        {"type": "function_call", "arguments": {"a": 1}, "name": 5},
+    ],
+)
+def test_a_malformed_whole_item_is_shown_without_deltas(members: dict[str, Any]) -> None:
+    events = run([completed({"id": "theirs", "status": "completed", **members})])
+    assert events[-1].type == "response.completed"
+    assert not [event for event in events if event.type.endswith(".delta")]
+    assert decoded(events)[-1]["response"]["output"][0].items() >= members.items()
 
 
 def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
@@ -306,8 +328,11 @@ def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
 
 def test_a_done_without_an_added_gets_one() -> None:
     events = run(numbered(done(message(text="Hello"), 7), completed()))
-    assert [event["output_index"] for event in decoded(events)[2:4]] == [0, 0]
-    assert [event.type for event in events[2:4]] == ["response.output_item.added", "response.output_item.done"]
+    assert {event["output_index"] for event in decoded(events)[2:-1]} == {0}
+    assert [event.type for event in events if "item" in event.data] == [
+        "response.output_item.added",
+        "response.output_item.done",
+    ]
 
 
 def test_items_are_counted_anew_where_the_upstream_cannot_count() -> None:

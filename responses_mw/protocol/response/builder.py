@@ -13,7 +13,7 @@ from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item
 from .document import add_usage, whole
-from .events import ADDED, Emitter, Event, NullEmitter, emit_done, terminal_type
+from .events import ADDED, Emitter, Event, NullEmitter, emit_done, emit_item, terminal_type
 from .replay import Phase, Takeover
 from .text import Source
 
@@ -182,17 +182,22 @@ class ResponseBuilder(ABC):
             emit_done(self._emitter, item, output_index)
         return self._emitter.drain()
 
-    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
+    def add_whole(self, item: Item, usage: dict[str, Any] | None = None) -> list[Event]:
         """Add a complete item. `usage`, the tokens used to make the item, is added to the usage of the response."""
-        item, output_index = self._add_item(item)
-        emit_done(self._emitter, item, output_index)
+        item, output_index = self._append(item)
+        emit_item(self._emitter, output_index, item, open_reasoning=self._options.open_reasoning)
         if usage:
             self.response["usage"] = add_usage(self.response["usage"], usage)
         return self._emitter.drain()
 
     def _add_item(self, item: Item) -> tuple[Item, int]:
+        item, output_index = self._append(item)
+        self._emitter.emit(ADDED, output_index=output_index, item=item)
+        return item, output_index
+
+    def _append(self, item: Item) -> tuple[Item, int]:
+        """Add `item` to the output. Return the item with its new id, and its index."""
         output = self.response["output"]
         item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
         output.append(item)
-        self._emitter.emit(ADDED, output_index=len(output) - 1, item=item)
         return item, len(output) - 1

@@ -178,18 +178,19 @@ def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
 def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event]:
     """Return the events of a finished response as its client sees it, from `response.created` to its terminal event."""
     emitter = Emitter()
-    kinds = {**TEXTS, "reasoning_text": OPEN_REASONING_TEXT} if open_reasoning else TEXTS
     begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
     emitter.emit("response.created", "response.in_progress", response=begun)
     for index, item in enumerate(document["output"]):
-        _emit_item(emitter, index, item, kinds)
+        emit_item(emitter, index, item, open_reasoning=open_reasoning)
     emitter.emit(terminal_type(document), response=document)
     return emitter.drain()
 
 
-def _emit_item(emitter: Emitter, index: int, item: Item, kinds: dict[str, EventTarget]) -> None:
+def emit_item(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool) -> None:
+    """Emit the events of a complete item. Each text becomes one delta. Malformed members are shown only in the item."""
     place = {"item_id": item["id"], "output_index": index}
-    lists = [name for name in PARTS if _are_texts(item.get(name), kinds)]
+    kinds = {**TEXTS, REASONING_TEXT.part: OPEN_REASONING_TEXT} if open_reasoning else TEXTS
+    lists = [name for name in PARTS if _are_texts(item.get(name), name, kinds)]
     begun = {**item, **({"status": "in_progress"} if "status" in item else {}), **{name: [] for name in lists}}
     if call := CALL_TEXTS.get(item["type"]):
         begun |= {call.member: "", **{name: None for name in _RESULTS if name in item}}
@@ -198,13 +199,20 @@ def _emit_item(emitter: Emitter, index: int, item: Item, kinds: dict[str, EventT
         for number, part in enumerate(item[name]):
             kind = kinds[part["type"]]
             _emit_part(emitter, kind, {**place, kind.index: number}, part)
-    if call and item.get(call.member):
-        emitter.emit(f"{call.stem}.delta", **place, delta=item[call.member])
+    if call and isinstance(text := item.get(call.member), str) and text:
+        emitter.emit(f"{call.stem}.delta", **place, delta=text)
     emit_done(emitter, item, index)
 
 
-def _are_texts(parts: Any, kinds: dict[str, EventTarget]) -> bool:
-    return bool(parts) and isinstance(parts, list) and all(part.get("type") in kinds for part in parts)
+def _are_texts(parts: Any, holder: str, kinds: dict[str, EventTarget]) -> bool:
+    return bool(parts) and isinstance(parts, list) and all(_is_text(part, holder, kinds) for part in parts)
+
+
+def _is_text(part: Any, holder: str, kinds: dict[str, EventTarget]) -> bool:
+    kind = kinds.get(str(part.get("type"))) if isinstance(part, dict) else None
+    if kind is None or kind.holder != holder:
+        return False
+    return isinstance(part.get(kind.member), str) and isinstance(part.get("annotations") or [], list)
 
 
 def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:

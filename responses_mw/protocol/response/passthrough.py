@@ -39,6 +39,7 @@ from .events import (
     TEXTS,
     Event,
     EventTarget,
+    emit_item,
     ending,
     readable_text,
     with_summary,
@@ -92,7 +93,7 @@ class ResponsesPassthrough(ResponseBuilder):
                 self._take(event)
         return self._emitter.drain()
 
-    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
+    def add_whole(self, item: Item, usage: dict[str, Any] | None = None) -> list[Event]:
         events = super().add_whole(item, usage)
         self._first = len(self._output.items)
         return events
@@ -297,9 +298,8 @@ class ResponsesPassthrough(ResponseBuilder):
     def _add_whole(self, item: Item, index: Any) -> None:
         place = len(self._output.items)
         item = self._sealed(self._named(item, index))
-        begun = {**item, "status": "in_progress"} if "status" in item else item
-        self._emit_item({"type": ADDED, "output_index": place, "item": begun})
-        self._emit_item({"type": DONE, "output_index": place, "item": item})
+        self._output.items.append(item)
+        emit_item(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
 
     def _finish(self, place: int, item: Item, event: dict[str, Any] | None = None) -> None:
         ours = self._output.items[place]["id"]
