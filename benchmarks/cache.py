@@ -175,8 +175,9 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             text = question(number)
             key = key_of(text)
             vector = found.stored(unit_vector(embed(text)))
-            texts = (("content", "x" * 1000),)
-            entry = Entry(key.owner, key.exact, texts, None, 3600, signature(text, salt=key.partition))
+            part = {"type": "output_text", "text": "x" * 1000, "annotations": [], "logprobs": []}
+            items = [{"type": "message", "status": "completed", "role": "assistant", "content": [part]}]
+            entry = Entry(key.owner, key.exact, items, None, 3600, signature(text, salt=key.partition))
             packed = pack(entry, UNSEALED)
             await cache.entries.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
 

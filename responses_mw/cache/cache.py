@@ -31,7 +31,7 @@ from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard
 from .embeddings import MAX_TEXT_LENGTH, Embedding, Embeddings, Headers, Scope
-from .entry import Entry, Key, Text, Uncacheable, key_of, pack, replay, texts_of, unpack
+from .entry import Entry, Key, Uncacheable, items_of, key_of, pack, unpack
 from .policy import Hit, Miss, Policy
 from .store import Entries, EntryPage, LookupResult, Redis
 
@@ -221,24 +221,23 @@ class Cache:
                 renewing.cancel()
             self._end(miss)
 
-    async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
-        """Store the answer in a finished `document` if `texts_of` allows it. Return whether the answer was stored.
+    async def keep(self, miss: Miss, document: Document) -> bool:
+        """Store the answer in a finished `document` if `items_of` allows it. Return whether the answer was stored.
 
         Call this before the response is stored, so that deleting the response also removes the entry.
         """
-        texts = texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:
             return False
         try:
-            return await self._keep(miss, document, texts, miss.generation)
+            return await self._keep(miss, document, miss.generation)
         except _FAILURES as error:
             logger.debug("an answer was not cached: %s", type(error).__name__)
             return False
 
-    async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...] | None, generation: str) -> bool:
-        key, ttl = miss.key, miss.policy.ttl
-        signature = _signature(miss) if texts is not None and miss.vector is not None else None
-        entry = Entry(key.owner, key.exact, texts, document["usage"], ttl, signature) if texts is not None else None
+    async def _keep(self, miss: Miss, document: Document, generation: str) -> bool:
+        key, ttl, items = miss.key, miss.policy.ttl, items_of(document)
+        signature = _signature(miss) if items is not None and miss.vector is not None else None
+        entry = Entry(key.owner, key.exact, items, document["usage"], ttl, signature) if items is not None else None
         if entry is None or len(data := pack(entry, self._sealer)) > MAX_ENTRY_BYTES:
             self._end(miss, mark=LEASE)
             return False
@@ -302,4 +301,4 @@ def _report_miss(miss: Miss | Uncacheable) -> None:
 
 def _hit(kind: str, similarity: float, entry: Entry, left: float) -> Hit:
     usage = None if entry.usage is None else {**entry.usage, "cache": kind}
-    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), replay(entry.texts), usage)
+    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), entry.items, usage)

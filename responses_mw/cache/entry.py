@@ -9,8 +9,7 @@ A request is cacheable only if all of these are true:
 - The model cannot call a tool, including tools that the history defines.
 - The request and its history contain only text, because the content behind a URL may change.
 
-An answer is stored only if it can be replayed exactly, as chat chunks. The question is not stored. A record has one of two
-forms:
+An answer is stored only if it consists of reasoning and plain text. The question is not stored. A record has one of two forms:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
@@ -29,10 +28,11 @@ from pydantic import TypeAdapter
 from ..crypto import Sealer
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.tools import BRINGS_TOOLS
-from ..protocol.types import Chunk, Document, Item
+from ..protocol.response.document import usage_of_responses
+from ..protocol.types import Document, Item
 from .guard import Signature
 
-VERSION = 3  # version of hashes and records. Entries of other versions are never found
+VERSION = 4  # version of hashes and records. Entries of other versions are never found
 
 NEUTRAL = frozenset(
     {"items", "previous_response_id", "conversation"}  # hashed as the history that the model sees
@@ -165,25 +165,23 @@ def _hash(data: bytes) -> str:
 
 # -- records -----------------------------------------------------------------------------------------------------------------
 
-Text = tuple[str, str]  # a kind (`reasoning` or `content`) and the text
-
-_PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
-_ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
-_REPLAYED = {
-    "message": frozenset({"id", "type", "status", "role", "content"}),
-    "reasoning": frozenset({"id", "type", "status", "content", "summary", "encrypted_content"}),
-    "part": frozenset({"type", "text"}),
-}
-"""The members that a replay restores."""
+_PARTS = {"message": {"content": "output_text"}, "reasoning": {"content": "reasoning_text", "summary": "summary_text"}}
+"""Maps the types of items in an answer to their members with parts, and these members to the type of the parts."""
+_ROLES = {"message": "assistant", "reasoning": None}
+_ITEM_MEMBERS = {kind: frozenset({"type", "status", "role", *lists}) for kind, lists in _PARTS.items()}
+_PART_MEMBERS = frozenset({"type", "text"})
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer. It is valid only for its `owner`, its exact `key` and its version `v`. `ttl` is in seconds."""
+    """A cached answer: `items` without ids. It is valid only for its `owner`, its exact `key` and its version `v`.
+
+    `ttl` is in seconds.
+    """
 
     owner: str
     key: str
-    texts: tuple[Text, ...]
+    items: list[Item]
     usage: dict[str, Any] | None
     ttl: int
     signature: Signature | None = None
@@ -193,47 +191,45 @@ class Entry:
 _ENTRY = TypeAdapter(Entry)
 
 
-def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
-    """Return the texts of a finished answer, or None if the answer is not cacheable.
+def items_of(document: Document) -> list[Item] | None:
+    """Return the items of a finished answer without their ids, or None if the answer is not cacheable.
 
-    An answer is not cacheable if it failed, is incomplete, is a refusal, has a tool call, or contains anything that a replay
-    would lose. `summary` is whether a replayed answer shows reasoning as a summary, or None for a Chat Completions upstream.
+    An answer is not cacheable if it failed, is incomplete, or has anything but reasoning and plain text.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
-    texts: list[Text] = []
-    for item in document["output"]:
-        text = _text_of(item, summary)
-        if text is None or not text[1].strip() or (texts and texts[-1][0] == text[0]):
-            return None
-        texts.append(text)
-    return tuple(texts) if texts and texts[-1][0] == "content" else None
+    items = [_without(item, frozenset({"id"})) for item in document["output"]]
+    return items if _is_answer(items) else None
 
 
-def _text_of(item: dict[str, Any], summary: bool | None) -> Text | None:
-    lists = _ITEMS.get(item["type"])
-    if lists is None or _loses_members(item, item["type"]) or item.get("status") not in (None, "completed"):
-        return None
-    parts = [part for name in lists for part in item.get(name) or ()]
-    if len(parts) != 1 or _loses_members(parts[0], "part"):
-        return None
-    (part,) = parts
-    kind = _PARTS.get(part["type"])
-    if kind == "reasoning" and summary is not None:
-        is_summary = part["type"] == "summary_text"
-        if is_summary != summary or item.get("encrypted_content"):  # a replay cannot restore what the upstream encrypted
-            return None
-    return (kind, part["text"]) if kind else None
+def _is_answer(items: Sequence[Item]) -> bool:
+    return bool(items) and items[-1].get("type") == "message" and all(map(_is_plain, items))
 
 
-def _loses_members(value: dict[str, Any], kind: str) -> bool:
-    return any(member for name, member in value.items() if name not in _REPLAYED[kind])
+def _is_plain(item: Item) -> bool:
+    """Return whether an item, which may be malformed, is a complete message or reasoning that has only text."""
+    kind = str(item.get("type"))
+    if kind not in _PARTS or "id" in item or _has_others(item, _ITEM_MEMBERS[kind]):
+        return False
+    lists = [(item.get(name) or [], part_type) for name, part_type in _PARTS[kind].items()]
+    has_text = any(parts for parts, _ in lists) and all(_are_plain(parts, part_type) for parts, part_type in lists)
+    return has_text and item.get("role") == _ROLES[kind] and item.get("status") in (None, "completed")
 
 
-def replay(texts: Sequence[Text]) -> list[Chunk]:
-    """Return the chat chunks of an answer: one for each text, and one with the finish reason."""
-    chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts]
-    return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+def _are_plain(parts: Any, part_type: str) -> bool:
+    return isinstance(parts, list) and all(
+        isinstance(part, dict)
+        and part.get("type") == part_type
+        and isinstance(text := part.get("text"), str)
+        and bool(text.strip())
+        and not _has_others(part, _PART_MEMBERS)
+        for part in parts
+    )
+
+
+def _has_others(value: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Return whether `value` has members besides `names` that are not empty."""
+    return any(member for name, member in value.items() if name not in names)
 
 
 def pack(entry: Entry, sealer: Sealer) -> bytes:
@@ -255,7 +251,13 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
         data = blob[1:]
     else:
         raise ValueError("the record is in an unknown form")
+    try:
+        data = orjson.dumps(orjson.loads(data))  # refuses or converts what the response's encoder would refuse
+    except TypeError:
+        raise ValueError("the record is nested too deeply") from None
     entry = _ENTRY.validate_json(data)
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
         raise ValueError("the record belongs to another entry or version")
+    if not _is_answer(entry.items) or (entry.usage is not None and usage_of_responses(entry.usage) != entry.usage):
+        raise ValueError("the record contains what is never cached")
     return entry

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.request.checks import Check
-from ..protocol.types import Chunk
+from ..protocol.types import Item
 from ..settings import CacheSettings
 from .entry import Key
 from .guard import Signature
@@ -134,7 +134,7 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A cached answer as chat `chunks`. `kind` is `exact` or `semantic`. `age` is in seconds.
+    """A cached answer. `items` have no ids. `kind` is `exact` or `semantic`. `age` is in seconds.
 
     `usage` is the usage of the original answer, or None if it is unknown. Its additional member `"cache": kind` shows that the
     tokens were already counted.
@@ -143,7 +143,7 @@ class Hit:
     kind: str
     similarity: float
     age: int
-    chunks: list[Chunk]
+    items: list[Item]
     usage: dict[str, Any] | None
 
     @property

@@ -211,7 +211,7 @@ class Runner:
         """Return a new run. `output` is the output of another worker."""
         begin_run(created, streams=request.stream)
         call_ids = context.chain.call_ids
-        assembler = self._backend.builder(request, created, context.ids, caller.owner, call_ids, cached=False)
+        assembler = self._backend.builder(request, created, context.ids, caller.owner, call_ids)
         headers = with_trace_context(caller.headers) if request.tools else {}
         gate = self._gate(caller)
         toolbox = self._tools.toolbox(request.tools, [*context.items, *output], context.input, headers, caller.owner, gate)
@@ -224,7 +224,6 @@ class Runner:
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
-        """Set `run.looked_up`. After a hit, `run.assembler` replays the answer."""
         caller, context = run.caller, run.context
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
@@ -235,12 +234,11 @@ class Runner:
             gate = self._gate(caller)  # a hit never reaches the upstream, so the cache checks the caller
             run.looked_up = await cache.lookup(key, policy, gate, streamed=streamed, headers=caller.headers, scope=caller.scope)
         annotate(cache_status=run.looked_up.header)
-        if isinstance(run.looked_up, Hit):
-            call_ids = context.chain.call_ids
-            run.assembler = self._backend.builder(run.request, run.document, context.ids, caller.owner, call_ids, cached=True)
 
     def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:
-        events = run.assembler.start() + run.feed(hit.chunks) + run.assembler.end_turn()
+        events = run.assembler.start()
+        for item in hit.items:
+            events += run.assembler.add_whole(item)
         run.conclude(_now())
         run.document["usage"] = hit.usage
         return events
@@ -273,7 +271,7 @@ class Runner:
                     yield events
                 run.conclude(_now())
                 if self._cache is not None and isinstance(run.looked_up, Miss):
-                    await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
+                    await self._cache.keep(run.looked_up, run.document)
             if mode is not RunMode.DETACHED:
                 yield await self._commit(run, mode)
 

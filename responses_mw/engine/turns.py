@@ -372,7 +372,7 @@ class Compaction:
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
-        assembler = self._backend.builder(request, created, ids, owner, frozenset(), cached=False)
+        assembler = self._backend.builder(request, created, ids, owner, frozenset())
         return Run(request, run.caller, run.model, context, assembler, NO_HISTORY, results=run.results)
 
 

@@ -104,16 +104,9 @@ class Backend(ABC):
 
     @abstractmethod
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
     ) -> ResponseBuilder:
-        """Return the builder of the response from the upstream's answer or, with `cached`, from the chunks of a cached answer.
-
-        `call_ids` are the ids of the calls in the history.
-        """
-
-    @abstractmethod
-    def cached_summary(self, request: CreateResponse) -> bool | None:
-        """Return whether a replayed answer shows reasoning as a summary, or None for a Chat Completions upstream."""
+        """Return the builder of the response. `call_ids` are the ids of the calls in the history."""
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:

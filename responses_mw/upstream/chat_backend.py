@@ -43,12 +43,9 @@ class ChatBackend(Backend):
         self._proof = PrefillProof(upstream)
 
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
     ) -> Assembler:
         return Assembler(document, ids, self._options(request, owner, call_ids, think_tag=self._think_tag))
-
-    def cached_summary(self, request: CreateResponse) -> None:
-        return None
 
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
         return ResponseMessages() if request.enable_response_messages else None

@@ -8,7 +8,6 @@ All other parameters are forwarded unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,6 @@ from ..crypto import Sealer
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
-from ..protocol.response.assembler import Assembler
-from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.events import readable
 from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.tool_kinds.form import OfferedFunction
@@ -74,15 +71,9 @@ class ResponsesBackend(Backend):
         self._echo = echo
 
     def builder(
-        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str], *, cached: bool
-    ) -> ResponseBuilder:
-        options = self._options(request, owner, call_ids)
-        if cached:  # a cached answer has no encrypted reasoning
-            return Assembler(document, ids, replace(options, seal=None))
-        return ResponsesPassthrough(document, ids, self._echo, options)
-
-    def cached_summary(self, request: CreateResponse) -> bool:
-        return request.wants_summary
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
+    ) -> ResponsesPassthrough:
+        return ResponsesPassthrough(document, ids, self._echo, self._options(request, owner, call_ids))
 
     def messages(self, request: CreateResponse) -> None:
         return None  # the upstream adds the messages to its document

@@ -17,6 +17,7 @@ from responses_mw.protocol.request.create import CreateResponse, parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.response.events import Event
 from tests.support.configured import make_settings
 from tests.support.replay import check
 
@@ -57,19 +58,32 @@ def answered(
     return run(asked(**fields), chunks)[1]
 
 
-def run(
-    request: CreateResponse, chunks: list[dict[str, Any]], usage: dict[str, Any] | None = None
-) -> tuple[list[Any], dict[str, Any]]:
-    """The events and the document that an assembler makes of `chunks`; of a hit with that `usage`."""
-    ids = RunIds()
-    created = document.create(request, response_id=ids.response, model="m", created_at=1)
-    assembler = Assembler(created, ids, ResponseOptions(summary=request.wants_summary))
+def run(request: CreateResponse, chunks: list[dict[str, Any]], ids: RunIds | None = None) -> tuple[list[Event], dict[str, Any]]:
+    """The events and the document that an assembler makes of `chunks`."""
+    assembler = _assembler(request, ids or RunIds())
     events = assembler.start()
     for chunk in chunks:
         events += assembler.feed(chunk)
-    events += assembler.end_turn()
-    if usage is not None:
-        assembler.response["usage"] = usage
+    return _ended(assembler, events + assembler.end_turn())
+
+
+def replay(
+    request: CreateResponse, items: list[dict[str, Any]], ids: RunIds | None = None
+) -> tuple[list[Event], dict[str, Any]]:
+    """The events and the document of a hit with these items."""
+    assembler = _assembler(request, ids or RunIds())
+    events = assembler.start()
+    for item in items:
+        events += assembler.add_whole(item)
+    return _ended(assembler, events)
+
+
+def _assembler(request: CreateResponse, ids: RunIds) -> Assembler:
+    created = document.create(request, response_id=ids.response, model="m", created_at=1)
+    return Assembler(created, ids, ResponseOptions(summary=request.wants_summary))
+
+
+def _ended(assembler: Assembler, events: list[Event]) -> tuple[list[Event], dict[str, Any]]:
     assembler.conclude(2)
     events += assembler.terminal()
     check(events)
@@ -79,7 +93,7 @@ def run(
 def told(hit: Hit | Miss) -> str:
     """The text of a hit."""
     assert isinstance(hit, Hit), hit
-    return document.output_text(run(asked(), hit.chunks)[1])
+    return document.output_text(replay(asked(), hit.items)[1])
 
 
 async def granted() -> None:

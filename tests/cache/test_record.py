@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.cache.entry import VERSION, Entry, Key, pack, replay, texts_of, unpack
+from responses_mw.cache.entry import VERSION, Entry, Key, items_of, pack, unpack
 from responses_mw.cache.guard import signature
 from responses_mw.crypto import Sealer
-from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, run
+from responses_mw.ids import RunIds
+from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, replay, run
 
 KEY = Key(ALICE, "p" * 40, "What?", "e" * 40)
 PLAIN, SEALING = Sealer(), Sealer([SECRET])
@@ -22,20 +26,19 @@ answers = st.lists(texts, min_size=1, max_size=4).map(
 )
 
 
-def without_ids(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: member for name, member in item.items() if name != "id"} for item in document["output"]]
-
-
 @given(answers, st.sampled_from([{}, {"reasoning": {"summary": "auto"}}]))
 def test_a_replayed_answer_differs_only_in_its_ids(texts: list[tuple[str, str]], fields: dict[str, Any]) -> None:
-    first = run(asked(**fields), _chunks(texts))[1]
-    kept = texts_of(first)
+    """The events are those of an upstream that sends each text as one chunk."""
+    ids = RunIds().response
+    events, first = run(asked(**fields), _chunks(texts), RunIds(response=ids))
+    kept = items_of(first)
     assert kept is not None
-    _, again = run(asked(**fields), replay(kept))
-    assert without_ids(again) == without_ids(first)
-    assert again["id"] != first["id"]
-    assert not {item["id"] for item in again["output"]} & {item["id"] for item in first["output"]}
-    assert texts_of(again) == kept
+    again, document = replay(asked(**fields), kept, RunIds(response=ids))
+    assert again[:-1] == events[:-1]
+    assert document == {**first, "usage": None}
+    assert items_of(document) == kept
+    other = replay(asked(**fields), kept)[1]
+    assert not {item["id"] for item in other["output"]} & {item["id"] for item in first["output"]}
 
 
 def _chunks(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -61,25 +64,25 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
         answered(("content", "  ")),
         {**answered(), "output": [CALL]},
         {**answered(), "output": [*answered()["output"], CALL]},
-        {**answered(), "output": [*answered()["output"], *answered()["output"]]},
         {**answered(), "output": []},
     ],
 )  # fmt: skip
 def test_failed_cut_and_refused_answers_and_tool_calls_are_not_kept(document: dict[str, Any]) -> None:
-    assert texts_of(document) is None
+    assert items_of(document) is None
 
 
-def test_of_an_answer_that_another_made_nothing_is_kept_that_would_come_in_another_form() -> None:
-    def relayed(item: dict[str, Any], *, summary: bool) -> bool:
+def test_reasoning_is_kept_in_the_form_in_which_it_came_unless_it_is_encrypted() -> None:
+    def kept(**item: Any) -> bool:
         document = answered(("reasoning", "Hm"), ("content", "Hi"))
         document["output"][0] = {"type": "reasoning", "id": "rs_1", "summary": [], **item}
-        return texts_of(document, summary=summary) is not None
+        return items_of(document) is not None
 
-    content = {"content": [{"type": "reasoning_text", "text": "Hm"}]}
-    summed_up = {"summary": [{"type": "summary_text", "text": "Hm"}]}
-    assert (relayed(content, summary=False), relayed(content, summary=True)) == (True, False)
-    assert (relayed(summed_up, summary=False), relayed(summed_up, summary=True)) == (False, True)
-    assert not relayed({**summed_up, "encrypted_content": "theirs"}, summary=True)
+    content = [{"type": "reasoning_text", "text": "Hm"}]
+    summary = [{"type": "summary_text", "text": "Hm"}]
+    assert kept(content=content)
+    assert kept(summary=summary, content=None, status=None)
+    assert kept(summary=summary, content=content, encrypted_content="")
+    assert not kept(summary=summary, encrypted_content="theirs")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +98,13 @@ def test_of_an_answer_that_another_made_nothing_is_kept_that_would_come_in_anoth
 def test_an_answer_with_more_in_it_than_texts_is_not_kept(more: dict[str, Any]) -> None:
     document = answered()
     document["output"][0].update(more)
-    assert texts_of(document) is None
+    assert items_of(document) is None
 
 
-def entry() -> Entry:
-    texts = (("reasoning", "Hm"), ("content", "confidential"))
-    return Entry(ALICE, KEY.exact, texts, answered()["usage"], 60, signature("What?"))
+def entry(**changes: Any) -> Entry:
+    items = items_of(answered(("reasoning", "Hm"), ("content", "confidential")))
+    assert items is not None
+    return replace(Entry(ALICE, KEY.exact, items, answered()["usage"], 60, signature("What?")), **changes)
 
 
 def unreadable(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bool:
@@ -141,6 +145,54 @@ def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
 def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
     for sealer in (PLAIN, SEALING):
         assert unreadable(junk, ALICE, KEY.exact, sealer)
+
+
+MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
+DEEP = orjson.loads('{"a":' * 300 + "1" + "}" * 300)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"type": "function_call"},
+        {"type": ["message"]},
+        {"id": ""},
+        {"status": "incomplete"},
+        {"role": "user"},
+        {"role": None},
+        {"content": "Hi"},
+        {"content": {"type": "output_text"}},
+        {"content": ["Hi"]},
+        {"content": []},
+        {"content": [{"type": "output_text", "text": 5}]},
+        {"content": [{"type": ["output_text"], "text": "Hi"}]},
+        {"content": [{"type": "refusal", "text": "Hi"}]},
+        {"content": [{"type": "output_text", "text": "Hi", "annotations": [5]}]},
+        {"summary": 5},
+        {"encrypted_content": "theirs"},
+        {"more": DEEP},
+    ],
+)
+def test_a_record_with_another_item_than_those_that_are_kept_is_not_read(members: dict[str, Any]) -> None:
+    assert unpack(pack(entry(items=[MESSAGE]), PLAIN), ALICE, KEY.exact, PLAIN).items == [MESSAGE]
+    changed = record(items=[{**MESSAGE, **members}])
+    assert unreadable(changed, ALICE, KEY.exact, PLAIN)
+
+
+@pytest.mark.parametrize("items", [[], [5], None, [{"type": "reasoning", "summary": [], "content": 5}, MESSAGE]])
+def test_a_record_without_an_answer_is_not_read(items: Any) -> None:
+    assert unreadable(record(items=items), ALICE, KEY.exact, PLAIN)
+
+
+@pytest.mark.parametrize("members", [{"input_tokens": "1"}, {"input_tokens": 2**60}, {"input_tokens": None}, {"more": DEEP}])
+def test_a_record_with_a_malformed_usage_is_not_read(members: dict[str, Any]) -> None:
+    assert unreadable(record(usage={**answered()["usage"], **members}), ALICE, KEY.exact, PLAIN)
+    assert unreadable(record(usage=[members]), ALICE, KEY.exact, PLAIN)
+
+
+def record(**members: Any) -> bytes:
+    """An entry that another program has changed."""
+    return b"C" + json.dumps({**orjson.loads(pack(entry(), PLAIN)[1:]), **members}).encode()
 
 
 def test_a_record_of_another_version_is_not_read() -> None:
