@@ -9,7 +9,6 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 
 from responses_mw.asgi.routes import ROUTES, describe
-from responses_mw.protocol.request.create import create_schema
 from tests.support.scripted import completion
 
 if TYPE_CHECKING:
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Start
 
-OPERATIONS = [(method, path, one) for path, methods in ROUTES.items() for method, one in methods.items()]
+DOCUMENT = describe()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+OPERATIONS = [(method.upper(), path, one) for path, methods in DOCUMENT["paths"].items() for method, one in methods.items()]
 INVALID = {"include": "nonsense", "stream": "perhaps", "starting_after": "x", "limit": "0", "order": "up"}
 OF_TYPES: dict[str, Any] = {"boolean": True, "integer": 7, "string": "x", "array": [], "object": {}}
 BODY = {"model": "tiny", "input": "Hi"}
-MEMBERS = create_schema(closed=False)["properties"]
+MEMBERS = SCHEMAS["CreateResponse"]["properties"]
 
 
 def concrete(path: str) -> str:
@@ -36,6 +37,7 @@ def test_the_document_is_valid(*, closed: bool) -> None:
     assert parsed.openapi.startswith("3.1.")
     assert parsed.paths is not None
     assert parsed.paths.keys() == ROUTES.keys()
+    assert ("additionalProperties" in document["components"]["schemas"]["CreateResponse"]) is closed
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -43,6 +45,11 @@ def test_the_document_is_valid(*, closed: bool) -> None:
     assert references == schemas.keys()
     names = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
     assert len(set(names)) == len(names)
+
+
+def test_every_operation_has_a_summary() -> None:
+    missing = [f"{method} {path}" for method, path, one in OPERATIONS if not one["summary"]]
+    assert not missing, "write the summary in responses_mw/asgi/openapi.json"
 
 
 async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upstream(
@@ -80,7 +87,8 @@ async def test_parameters_of_queries_are_checked_as_described(start_at: Start) -
         for name, value in INVALID.items():
             answer = await request(http, method, path, name, value)
             is_refused = answer.status_code == 400 and answer.json()["error"]["param"] == name
-            assert is_refused == (name in operation.query), (method, path, name)
+            described = {one["name"] for one in operation["parameters"] if one["in"] == "query"}
+            assert is_refused == (name in described), (method, path, name)
             if answer.status_code >= 400:
                 check_error(answer)
 
@@ -91,7 +99,7 @@ async def request(http: httpx.AsyncClient, method: str, path: str, name: str, va
 
 
 def check_error(answer: httpx.Response) -> None:
-    jsonschema.validate(answer.json(), describe()["components"]["schemas"]["Error"])
+    jsonschema.validate(answer.json(), SCHEMAS["Error"])
 
 
 @pytest.mark.parametrize("name", [name for name, schema in MEMBERS.items() if schema])
@@ -126,24 +134,31 @@ async def test_a_body_that_is_accepted_is_valid(start_at: Start, upstream: Scrip
         answer = await http.post("/v1/responses", json=body)
         assert answer.status_code == 200, answer.text
         assert is_valid(body)
-        jsonschema.validate(answer.json(), describe()["components"]["schemas"]["Response"])
+        jsonschema.validate(answer.json(), SCHEMAS["Response"])
     assert not is_valid({"model": "tiny"})
     assert (await http.post("/v1/responses", json={"model": "tiny"})).status_code == 400
 
 
 def is_valid(body: dict[str, Any]) -> bool:
-    return bool(jsonschema.Draft202012Validator(create_schema(closed=False)).is_valid(body))
+    return bool(jsonschema.Draft202012Validator(SCHEMAS["CreateResponse"]).is_valid(body))
 
 
 async def test_bodies_that_are_described_as_closed_refuse_other_members(start_at: Start) -> None:
-    http, schemas = start_at("proxy").http, describe()["components"]["schemas"]
-    closed = [(path, one.body) for _, path, one in OPERATIONS if one.body and "additionalProperties" in schemas[one.body]]
+    http = start_at("proxy").http
+    bodies = [(path, body_schema(one)) for _, path, one in OPERATIONS if "requestBody" in one]
+    closed = [(path, schema) for path, schema in bodies if "additionalProperties" in schema]
     assert len(closed) == 4
-    for path, body in closed:
-        members = dict.fromkeys(schemas[body]["required"], "x")
+    for path, schema in closed:
+        members = dict.fromkeys(schema["required"], "x")
         answer = await http.post(concrete(path), json={**members, "frobnicate": 1})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "frobnicate"), path
         for name in members:
             answer = await http.post(concrete(path), json={})
             assert answer.status_code in (400, 404), path
             assert answer.json()["error"]["param"] in (name, None), path
+
+
+def body_schema(operation: dict[str, Any]) -> dict[str, Any]:
+    reference: str = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema: dict[str, Any] = SCHEMAS[reference.rpartition("/")[2]]
+    return schema

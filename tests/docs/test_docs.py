@@ -21,10 +21,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 REPOSITORY = "https://github.com/responses-mw/responses-mw"
 
 
-def test_the_page_of_settings_and_the_charts_schema_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["settings", "--check"])
-    script = runpy.run_path(str(ROOT / "scripts" / "settings"))
-    assert script["main"]() == 0, "run scripts/settings"
+@pytest.mark.parametrize("name", ["settings", "openapi"])
+def test_what_a_script_writes_is_up_to_date(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--check"])
+    script = runpy.run_path(str(ROOT / "scripts" / name))
+    assert script["main"]() == 0, f"run scripts/{name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

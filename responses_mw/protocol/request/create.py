@@ -1,4 +1,4 @@
-"""Check the body of `POST /v1/responses`, and derive its JSON Schema from the checks.
+"""Check the body of `POST /v1/responses`.
 
 The checks follow the OpenAI reference, "Create a model response". Fields that the reference does not define are passed on
 unchanged, because the upstream may define them (`top_k`, `seed`, `chat_template_kwargs`, ...). Values that depend on the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from ...errors import BadRequest
 from ..types import Item, Tool
@@ -148,8 +148,11 @@ class CreateResponse:
         return self.reasoning.get("summary") is not None
 
 
-_HINTS = get_type_hints(CreateResponse, include_extras=True)
-PARAMETERS: dict[str, Check] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if get_origin(hint) is Annotated}
+PARAMETERS: dict[str, Check] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(CreateResponse, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
 
 _CHAT_NAME = "this is its name in Chat Completions; use '{}' instead."
 
@@ -249,56 +252,3 @@ def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
         if item["type"] == "compaction_trigger":
             checks.invalid(f"input[{index}]", "a 'compaction_trigger' must be the last input item.")
     return items
-
-
-# -- JSON Schema -------------------------------------------------------------------------------------------------------
-
-METADATA = {
-    "type": ["object", "null"],
-    "maxProperties": METADATA_PAIRS,
-    "propertyNames": {"maxLength": METADATA_KEY},
-    "additionalProperties": {"type": ["string", "null"], "maxLength": METADATA_VALUE},
-}
-_TYPES: dict[Any, str] = {
-    checks.boolean: "boolean",
-    checks.integer: "integer",
-    checks.number: "number",
-    checks.string: "string",
-    checks.one_of: "string",
-    checks.mapping: "object",
-    list: "array",
-    frozenset: "array",
-    dict: "object",
-}
-
-
-def create_schema(*, closed: bool) -> dict[str, Any]:
-    """Return a JSON Schema of requests. It allows some that `parse` refuses, but no unknown members if `closed` is true."""
-    members = {name: _schema_of(name) for name in PARAMETERS}
-    members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
-    members["previous_input_messages"] = {"type": ["array", "null"], "items": {"type": "object"}}
-    members["tools"] = {"type": ["array", "null"], "items": {"type": "object", "required": ["type"]}}
-    members["tool_choice"] = members["conversation"] = {"type": ["string", "object", "null"]}
-    members |= {"client_metadata": {}, "request_id": {}}  # accepted and ignored
-    return {
-        "type": "object",
-        "properties": dict(sorted(members.items())),
-        "anyOf": [{"required": [name]} for name in ("input", "previous_response_id", "conversation")],
-        **({"additionalProperties": False} if closed else {}),
-    }
-
-
-def _schema_of(name: str) -> dict[str, Any]:
-    check, hint = PARAMETERS[name], _HINTS[name].__origin__
-    if check is check_metadata:
-        return METADATA
-    function, options = (check.func, check.keywords) if isinstance(check, partial) else (check, {})
-    sources = (function, get_origin(hint), *map(get_origin, get_args(hint)))
-    kind = next((_TYPES[source] for source in sources if source in _TYPES), None)
-    if kind is None:
-        return {}
-    schema: dict[str, Any] = {"type": [kind, "null"]}
-    schema |= {name: options[name] for name in ("minimum", "maximum") if name in options}
-    if "supported" in options:
-        schema["enum"] = [*sorted(options["supported"]), None]
-    return schema
