@@ -28,6 +28,7 @@ _CODE = "external_connector_error"
 _PROTOCOL_ERROR = "mcp_protocol_error"
 _MAX_PAGES = 100
 _MAX_MESSAGE = 2000
+_TIMED_OUT = 504
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 # Errors that the SDK raises for malformed messages, and that orjson raises for integers of more than 64 bits.
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
@@ -59,15 +60,12 @@ class MCPConnection:
         """Return the tools for an `mcp_list_tools` item. Raises `Unauthorized`, `BadRequest` or `UpstreamError` (424)."""
         try:
             return await self._request(self._listed)
-        except TimeoutError:
-            error = self.target.failure("it did not answer in time")
-        except MCPFailure as failed:
-            error = failed
-        if error.address_refused:
-            raise BadRequest(error.message, param="tools", code="invalid_value")
-        if error.code in (401, 403) and self.target.credentials_of_caller:
-            raise Unauthorized(error.message, param="tools", code=_CODE)
-        raise UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE)
+        except MCPFailure as error:
+            if error.address_refused:
+                raise BadRequest(error.message, param="tools", code="invalid_value") from None
+            if error.code in (401, 403) and self.target.credentials_of_caller:
+                raise Unauthorized(error.message, param="tools", code=_CODE) from None
+            raise UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool and return its result. If the call fails, the result has the `error` of an `mcp_call` item."""
@@ -81,14 +79,10 @@ class MCPConnection:
     async def invoke(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
         """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` if the call fails."""
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
-        try:
-            return await self._request(lambda session: self._called(session, request))
-        except TimeoutError:
-            message = f"the call took longer than {self.target.timeout:g} s and was cancelled"
-            raise MCPFailure(message, 504) from None
+        return await self._request(lambda session: self._called(session, request))
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work` in the session. Raises `MCPFailure` or, after the target's timeout, `TimeoutError`."""
+        """Return the result of `work` in the session. Raises `MCPFailure` if the session or the request fails."""
         session: MCPSession | None = None
         try:
             async with asyncio.timeout(self.target.timeout):
@@ -104,7 +98,7 @@ class MCPConnection:
             raise self.target.failure(_BROKEN) from None
         except TimeoutError:
             self._drop(session)
-            raise
+            raise self.target.failure(f"it did not answer within {self.target.timeout:g} s", _TIMED_OUT) from None
 
     async def _opened(self) -> MCPSession:
         async with self._opening:
