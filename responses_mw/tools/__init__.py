@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 
@@ -67,8 +67,6 @@ class ServerTool:
     The caller opens each entry once and always closes it. Nothing is sent to a tool server before `open`.
     """
 
-    types: ClassVar[frozenset[str]]
-    """The values of `type` that select this kind of tool."""
     sources: Sequence[Mapping[str, Any]] = ()
     """The sources that the model's answer may cite."""
 

@@ -53,8 +53,6 @@ class CodeInterpreter(ServerTool):
     other owners. Nothing is sent to the sandbox before the first call.
     """
 
-    types = frozenset({"code_interpreter"})
-
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         from .mcp_connection import MCPConnection
 

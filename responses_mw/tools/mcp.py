@@ -141,8 +141,6 @@ class MCPServer(ServerTool):
     owner, the server's URL and the `allowed_tools`. Without a trusted list, the tools are requested from the server.
     """
 
-    types = frozenset({"mcp"})
-
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         from .mcp_connection import MCPConnection
 

@@ -1,6 +1,6 @@
 """Server-side tools: their checks, and the toolbox of a run.
 
-To add a kind of tool, write a subclass of `ServerTool` and add it to `KINDS`.
+To add a kind of tool, write a subclass of `ServerTool`, and add its `ToolKind` and the class to `KINDS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import httpx
 from ..auth import Gate
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction, ToolKind
+from ..protocol.tool_kinds.registry import CODE_INTERPRETER, MCP, WEB_SEARCH
 from ..protocol.types import Chunk, Item, Tool
 from ..settings import SearchSettings, ToolSettings
 from ..telemetry.tracing import tool_call_span
@@ -27,9 +28,13 @@ from .web_search import WebSearch
 
 logger = logging.getLogger(__name__)
 
-KINDS: tuple[type[ServerTool], ...] = (MCPServer, CodeInterpreter, WebSearch)
+KINDS: tuple[tuple[ToolKind, type[ServerTool]], ...] = (
+    (MCP, MCPServer),
+    (CODE_INTERPRETER, CodeInterpreter),
+    (WEB_SEARCH, WebSearch),
+)
 
-_KIND_OF = {name: kind for kind in KINDS for name in kind.types}
+_CLASSES = {type_: tool for kind, tool in KINDS for type_ in kind.types}
 _MAX_APPROVED = 128  # approved calls of one request run concurrently
 _MAX_SERVERS = 64
 
@@ -50,7 +55,7 @@ class Tools:
         Raises `BadRequest` if an entry or the `tool_choice` in `choice` is invalid or unsupported.
         """
         checked = [
-            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _KIND_OF else tool
+            _CLASSES[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _CLASSES else tool
             for index, tool in enumerate(tools)
         ]
         labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
@@ -68,11 +73,11 @@ class Tools:
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
         """Return the types of tools that are not offered to the model because no search provider is configured."""
-        return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WebSearch.types]
+        return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WEB_SEARCH.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return `tools` without secrets, for clients and for storage."""
-        return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
+        return [_CLASSES[tool["type"]].echo(tool) if tool["type"] in _CLASSES else tool for tool in tools]
 
     def toolbox(
         self,
@@ -92,7 +97,7 @@ class Tools:
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         context = ToolContext(self.settings, self.search, self.http, self.sealer, owner, items, trace)
-        entries = [_KIND_OF[tool["type"]](tool, context) for tool in tools if tool["type"] in _KIND_OF]
+        entries = [_CLASSES[tool["type"]](tool, context) for tool in tools if tool["type"] in _CLASSES]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from ..protocol.request import checks
 from ..protocol.response.text import listing, sources_of
 from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
+from ..protocol.tool_kinds.registry import WEB_SEARCH
 from ..protocol.types import Tool
 from ..settings import SearchSettings, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
 from .search import PROVIDERS, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
-_TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
 """Maps `search_context_size` to the maximum number of results and the maximum number of characters per result."""
 _MAX_QUERY = 2_000
@@ -37,7 +37,7 @@ def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
-    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in _TYPES for one in chosen):
+    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in WEB_SEARCH.types for one in chosen):
         checks.unsupported(
             "tool_choice", "this server has no web search; its operator can configure one (setting 'search.provider')."
         )
@@ -62,7 +62,7 @@ def _domains(value: Any, path: str) -> list[Any]:
 
 _name = partial(checks.string, max_length=256, pattern=r"[^\x00-\x1f\x7f]*")
 _definition = checks.closed_object(
-    type=checks.among(*_TYPES),
+    type=checks.among(*WEB_SEARCH.types),
     external_web_access=checks.boolean,  # if false, the tool is not offered to the model
     search_content_types=_content_types,
     image_settings=checks.mapping,  # no images are returned
@@ -84,8 +84,6 @@ class WebSearch(ServerTool):
     `sources` includes the sources in the history. Results are numbered across the whole history, and a URL keeps its number.
     Searches may run concurrently.
     """
-
-    types = _TYPES
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         name = context.search.provider
