@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -35,6 +34,8 @@ _LENGTH = 4
 _MAX_ESCAPE = 12  # maximum length of one character in JSON: two escaped surrogates
 _FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and the other members
 _END_TIMEOUT = 5.0
+_SWEPT = b"swept\n"
+_UNEXPLAINED = "its processes ended"
 _INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; removed before the code runs
 
 
@@ -195,7 +196,6 @@ class Container:
     ended: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outputs: list[int] = field(default_factory=list)  # descriptors of stdout and stderr
-    _last_line: bytes = b""  # from the init process
     _directory: str | None = None
     _process: asyncio.subprocess.Process | None = None
     _writer: asyncio.StreamWriter | None = None
@@ -295,20 +295,20 @@ class Container:
         return reply
 
     async def _sweep(self) -> None:
-        """Make the init process end the processes that the cell left behind. Raises `EOFError` if that is not possible."""
+        """Make the init process end the processes that the cell left behind. Raises `SandboxError` if the container ends."""
         self._orders.write(b".")
-        self._last_line = await self._reports.readline()
-        if self._last_line != b"swept\n":
-            raise EOFError
+        report = await self._reports.readline()
+        if report != _SWEPT:
+            raise SandboxError(report.decode("ascii") or _UNEXPLAINED)
 
     async def _cause(self) -> str:
         """Return why the container ended, as reported by its init process."""
         try:
             async with asyncio.timeout(_END_TIMEOUT):
-                self._last_line += await self._reports.read()
+                report = await self._reports.read()
         except TimeoutError:
             return "its process stopped answering"
-        return _explained(self._last_line.decode("ascii").split()[-2:], self.settings)
+        return report.decode("ascii") or _UNEXPLAINED
 
     def _outcome(self, stdout: str, stderr: str, reply: _Reply | None, ended: str | None) -> PythonResult:
         return PythonResult(
@@ -355,19 +355,3 @@ def _printed(output: int, max_bytes: int) -> str:
     size = os.fstat(output).st_size
     text = os.pread(output, max_bytes, 0).decode("utf-8", "replace")
     return text if size <= max_bytes else f"{text}\n... ({size} bytes in all)\n"
-
-
-def _explained(report: list[str], settings: SandboxSettings) -> str:
-    """Return a clause for `report`, the words of the init process's last line."""
-    match report:
-        case ["exit", status]:
-            return f"its process ended with exit status {status}"
-        case ["signal", number]:
-            names = {known.value: known.name for known in signal.Signals}
-            return f"its process was killed by {names.get(int(number), f'signal {number}')}"
-        case [*_, "memory"]:
-            return f"it used more than {settings.memory_bytes} bytes of memory"
-        case [*_, "processes"]:
-            return "it started processes that could not be ended"
-        case _:
-            return "its processes ended"

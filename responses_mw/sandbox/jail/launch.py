@@ -1,12 +1,15 @@
-"""A container's processes: a process that waits outside, the init process inside, and the process that runs the code.
+"""The processes of a container: one that waits outside it, its init process, and the process that runs the code.
 
-When the init process ends, the kernel ends all processes of the container, which cannot send signals to the init process. For
-each byte on its standard input, the init process ends the processes that the last call left behind, and writes `swept`. When
-its input is closed, as after a crash of the service, the init process ends the container. If the container ends for another
-reason, the init process writes the reason: `exit 3`, `signal 9`, `memory`, or `processes`.
+The other processes in the container cannot send signals to the init process. When the init process exits, the kernel kills
+them. The service controls the init process through its standard input and output:
 
-A frame on the channel is a length (four bytes, big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are
-`{"nonce", "result", "error", "files"}`. The code can forge replies, but only misreport its own results.
+- For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`.
+- When the input is closed, for example because the service crashed, the init process exits.
+- Before the init process exits for another reason, it writes the reason, a clause for the user.
+
+The service and the process that runs the code exchange frames on the channel, a socket. A frame is a length (four bytes,
+big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are `{"nonce", "result", "error", "files"}`. The
+code can forge replies, but a forged reply can only misreport the code's own results.
 """
 
 from __future__ import annotations
@@ -90,7 +93,8 @@ def _init(plan: Plan) -> None:
     code = _fork(lambda: _run_code(plan))
     os.close(plan["channel"])
     try:
-        _watch(code, plan["limits"]["memory_bytes"], namespaces=plan["namespaces"])
+        reason = _watch(code, plan["limits"]["memory_bytes"], namespaces=plan["namespaces"])
+        os.write(1, reason.encode("ascii"))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(code, signal.SIGKILL)
@@ -118,26 +122,33 @@ def _run_code(plan: Plan) -> None:
     _serve(_CHANNEL, directory, plan["output_bytes"])
 
 
-def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
-    """Process the service's orders, and monitor the process `code` and the memory, until the container must end."""
+def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:
+    """Process the service's orders, and monitor the process `code` and the memory. Return why the container ends.
+
+    The reason is empty if the service has closed the input.
+    """
     while True:
         ordered, _, _ = select.select([0], [], [], _TICK)
         if ordered:
             if not os.read(0, 1):
-                return
-            swept = _sweep(code, namespaces=namespaces)
-            os.write(1, b"swept\n" if swept else b"processes\n")
-            if not swept:
-                return
+                return ""
+            if not _sweep(code, namespaces=namespaces):
+                return "it started processes that could not be ended"
+            os.write(1, b"swept\n")
         _reap_orphans(code)
         pid, status = os.waitpid(code, os.WNOHANG)
         if pid:
-            ended = os.waitstatus_to_exitcode(status)
-            os.write(1, b"signal %d\n" % -ended if ended < 0 else b"exit %d\n" % ended)
-            return
+            return _explained(os.waitstatus_to_exitcode(status))
         if sum(map(_resident, _processes(code, namespaces=namespaces))) > memory_bytes:
-            os.write(1, b"memory\n")
-            return
+            return f"it used more than {memory_bytes} bytes of memory"
+
+
+def _explained(status: int) -> str:
+    """Return a clause for the exit status of the process that runs the code. A negative status is the number of a signal."""
+    if status >= 0:
+        return f"its process ended with exit status {status}"
+    names = {known.value: known.name for known in signal.Signals}
+    return f"its process was killed by {names.get(-status, f'signal {-status}')}"
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
