@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..auth import CONTAINER_OWNER_HEADER
 from . import MIN_MEMORY, SandboxSettings
-from .containers import Containers, PythonResult, SandboxError
-from .jail.isolation import hide
+from .containers import Containers, PythonResult, SandboxError, strongest_isolation
+from .jail.isolation import Isolation, hide
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -33,9 +33,9 @@ _INSTRUCTIONS = (
 )
 
 
-def create_app(settings: SandboxSettings) -> ASGIApp:
-    """Create the ASGI application. Its startup raises `SandboxError` if the available isolation is too weak."""
-    containers = Containers(settings)
+def create_app(settings: SandboxSettings, isolation: Isolation) -> ASGIApp:
+    """Create the ASGI application, whose containers have the given isolation."""
+    containers = Containers(settings, isolation)
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[None]) -> AsyncIterator[None]:
@@ -72,17 +72,13 @@ def serve(settings: SandboxSettings) -> None:
     """Run the sandbox until a signal stops it. If the available isolation is too weak, exit with an error message."""
     import uvicorn
 
-    async def isolation() -> str:
-        async with Containers(settings) as containers:
-            return containers.isolation.name
-
     try:
-        available = asyncio.run(isolation())
+        isolation = asyncio.run(strongest_isolation(settings))
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
     hide()  # containers may run as the same user and must not inspect this process
-    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {available}", flush=True)  # noqa: T201
-    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
+    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
+    uvicorn.run(create_app(settings, isolation), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
 
 def _text(outcome: PythonResult) -> str:

@@ -69,23 +69,39 @@ class PythonResult(BaseModel):
     ended: str | None = Field(description="why the container and its variables are lost; null while it exists")
 
 
+async def strongest_isolation(settings: SandboxSettings) -> Isolation:
+    """Return the strongest isolation that the kernel grants. Raises `SandboxError` if the settings do not permit that level."""
+    refused = []
+    for isolation in LEVELS:
+        if isolation.own_user and os.geteuid() != 0:
+            continue
+        if not isolation.namespaces and not settings.allow_weak_isolation:
+            break
+        trial = Container("trial", 0, settings, isolation, "")
+        try:
+            await trial.start("import ctypes, decimal")  # fails if a library directory is hidden
+        except SandboxError as error:
+            refused.append(f"{isolation.name}: {error}")
+        else:
+            return isolation
+        finally:
+            await trial.end()
+    raise SandboxError(
+        f"the kernel does not grant sufficient isolation ({'; '.join(refused)}). If this service already runs in a "
+        "sandbox, set allow_weak_isolation to start anyway (see docs/sandbox.md)."
+    )
+
+
 class Containers:
-    """Async context manager for containers. All containers are ended on exit.
+    """Async context manager for containers with the given isolation. All containers are ended on exit."""
 
-    The entry selects the strongest isolation available. It raises `SandboxError` if the kernel grants no isolation that the
-    settings permit.
-    """
-
-    isolation: Isolation
-
-    def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SandboxSettings, isolation: Isolation) -> None:
+        self._settings, self._isolation = settings, isolation
         self._live: dict[str, Container] = {}
         self._slots = set(range(settings.max_containers))
         self._ending: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self.isolation = await self._strongest()
         self._expiry = asyncio.create_task(self._expire())
         return self
 
@@ -120,7 +136,7 @@ class Containers:
         settings = self._settings
         if memory_bytes is not None and memory_bytes < settings.memory_bytes:
             settings = settings.model_copy(update={"memory_bytes": memory_bytes})
-        container = Container(f"cntr_{random_part()}", await self._free_slot(), settings, self.isolation, owner)
+        container = Container(f"cntr_{random_part()}", await self._free_slot(), settings, self._isolation, owner)
         self._live[container.id] = container
         try:
             await container.start()
@@ -159,27 +175,6 @@ class Containers:
             for container in list(self._live.values()):
                 if not container.calls and container.last_used < expired:
                     self._discard(container)
-
-    async def _strongest(self) -> Isolation:
-        refused = []
-        for isolation in LEVELS:
-            if isolation.own_user and os.geteuid() != 0:
-                continue
-            if not isolation.namespaces and not self._settings.allow_weak_isolation:
-                break
-            trial = Container("trial", 0, self._settings, isolation, "")
-            try:
-                await trial.start("import ctypes, decimal")  # fails if a library directory is hidden
-            except SandboxError as error:
-                refused.append(f"{isolation.name}: {error}")
-            else:
-                return isolation
-            finally:
-                await trial.end()
-        raise SandboxError(
-            f"the kernel does not grant sufficient isolation ({'; '.join(refused)}). If this service already runs in a "
-            "sandbox, set allow_weak_isolation to start anyway (see docs/sandbox.md)."
-        )
 
 
 @dataclass(eq=False)
