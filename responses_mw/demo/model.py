@@ -1,7 +1,7 @@
 """The replies of the demo models. The first rule that applies to a conversation makes the reply.
 
-Arguments of calls and structured output are generated for a JSON schema from names, numbers and phrases in the text, such as
-"the city is Paris". Values without a match in the text are defaults of the right type. `pattern` and `multipleOf` are ignored.
+Arguments of calls and structured output are generated for a JSON schema from the names and numbers in the text. Values without
+a match in the text are defaults of the right type. `format`, `pattern` and `multipleOf` are ignored.
 """
 
 from __future__ import annotations
@@ -53,13 +53,10 @@ def _make_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text, otherwise the tool with the most similar description."""
+    """Return the tools whose names share a word with the user's text."""
     said = _keywords(request.user_text)
-    by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
-    if by_name:
-        return by_name if request.parallel_tool_calls is not False else by_name[:1]
-    shared = [len(said & _keywords(tool.function.description or "")) for tool in request.offered_tools]
-    return [request.offered_tools[shared.index(max(shared))]] if any(shared) else []
+    tools = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
+    return tools if request.parallel_tool_calls is not False else tools[:1]
 
 
 def _keywords(text: str) -> set[str]:
@@ -125,7 +122,7 @@ def _recall(request: ChatRequest) -> Reply | None:
     return Reply(thought, f"Your {asked[1]} is {said[-1].strip()}." if said else f"You have not told me your {asked[1]}.")
 
 
-_OPERATORS = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/", "×": "*", "÷": "/"}
+_OPERATORS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 _OPERATOR_WORD = re.compile("|".join(map(re.escape, _OPERATORS)))
 _SUM = re.compile(r"(?<![\w.])\d{1,15}(?:\.\d{1,9})?(?:\s*[-+*/]\s*\d{1,15}(?:\.\d{1,9})?){1,9}")
 
@@ -158,14 +155,11 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def _count(request: ChatRequest) -> Reply | None:
-    """Reply with numbers to texts such as "Count to 20" or "Count from 5 to 1"."""
-    found = re.search(r"\bcount (?:from (\d{1,4}) )?to (\d{1,4})\b", request.user_text, re.IGNORECASE)
+    """Reply with numbers to texts such as "Count to 20"."""
+    found = re.search(r"\bcount to (\d{1,4})\b", request.user_text, re.IGNORECASE)
     if found is None:
         return None
-    first, last = int(found[1] or 1), int(found[2])
-    step = 1 if first <= last else -1
-    numbers = range(first, last + step, step)
-    return Reply(f"The user wants {len(numbers)} numbers, one by one.", " ".join(map(str, numbers)))
+    return Reply(f"The user wants {found[1]} numbers, one by one.", " ".join(map(str, range(1, int(found[1]) + 1))))
 
 
 def _describe(request: ChatRequest) -> Reply:
@@ -215,15 +209,6 @@ _NULL = {"type": "null"}
 _DEEP = 4  # levels of nesting beyond which optional values are null or empty
 _TOO_DEEP = 16
 
-# For each format, its pattern in a text and its default value.
-_FORMATS = {
-    "date": (re.compile(r"\d{4}-\d\d-\d\d"), "2025-01-01"),
-    "time": (re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"),
-    "date-time": (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2025-01-01T12:00:00Z"),
-    "email": (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+\w"), "nobody@example.com"),
-    "uri": (re.compile(r"https?://[^\s\"'<>]+"), "https://example.com/"),
-}
-
 
 class SchemaError(ValueError):
     """The schema is invalid, or no value can be generated for the schema."""
@@ -232,7 +217,7 @@ class SchemaError(ValueError):
 def fill(schema: dict[str, Any], text: str) -> Any:
     """Generate a value for the JSON `schema` from `text`. Raises `SchemaError` if that is not possible."""
     try:
-        return _Values(schema, text).value(schema, "", 0)
+        return _Values(schema, text).value(schema, 0)
     except (AttributeError, KeyError, TypeError) as malformed:
         raise SchemaError(f"the schema is malformed: {malformed}") from malformed
 
@@ -266,8 +251,8 @@ class _Values:
         self._names = cycle(names or long_words or [text])
         self._numbers = cycle(numbers or [0])
 
-    def value(self, schema: Any, label: str, depth: int) -> Any:
-        """Return a value for `schema`, which is the schema of the property `label` at this level of nesting."""
+    def value(self, schema: Any, depth: int) -> Any:
+        """Return a value for `schema`, which is at this level of nesting."""
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
@@ -280,24 +265,24 @@ class _Values:
         if options := schema.get("anyOf") or schema.get("oneOf"):
             is_null = depth >= _DEEP and _NULL in options
             option = _NULL if is_null else next((option for option in options if option != _NULL), _NULL)
-            return self.value(option, label, depth + 1)
-        return self._value_of_type(_kind(schema), schema, label, depth)
+            return self.value(option, depth + 1)
+        return self._value_of_type(_kind(schema), schema, depth)
 
-    def _value_of_type(self, kind: str, schema: dict[str, Any], label: str, depth: int) -> Any:
+    def _value_of_type(self, kind: str, schema: dict[str, Any], depth: int) -> Any:
         match kind:
             case "object":
                 properties = schema.get("properties", {})
                 wanted = schema.get("required", properties)
-                return {name: self.value(properties.get(name, {}), name, depth + 1) for name in wanted}
+                return {name: self.value(properties.get(name, {}), depth + 1) for name in wanted}
             case "array":
-                return self._array(schema, label, depth)
+                return self._array(schema, depth)
             case "string":
-                return self._string(schema, label)
+                name = next(self._names)
+                return name[: schema.get("maxLength", len(name))].ljust(schema.get("minLength", 0), ".")
             case "integer" | "number":
-                number = self._number(schema, label)
-                return int(number) if kind == "integer" else number
+                return self._number(schema, is_integer=kind == "integer")
             case "boolean":
-                return not any(map(self._mentions, ("no", "not", "never", "false")))
+                return True
             case "null":
                 return None
         raise SchemaError(f"Invalid type: {kind}")
@@ -319,36 +304,18 @@ class _Values:
     def _mentions(self, value: object) -> bool:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
-    def _says(self, label: str) -> str:
-        """Return the value that the text gives for `label`, such as "Paris" for `city` in "my city is Paris.", or ""."""
-        noun = re.escape(label.replace("_", " "))
-        said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
-        return said[1].strip() if said else ""
-
-    def _array(self, schema: dict[str, Any], label: str, depth: int) -> list[Any]:
+    def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
         items = self._resolved(schema.get("items", {}))
         minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
-        if "enum" in items:
-            mentioned = list(filter(self._mentions, items["enum"]))
-            return mentioned[:maximum] if len(mentioned) >= minimum else items["enum"][:minimum]
         offered = self._offered.get(_kind(items), int(depth < _DEEP))
-        return [self.value(items, label, depth + 1) for _ in range(min(max(offered, minimum), maximum))]
+        return [self.value(items, depth + 1) for _ in range(min(max(offered, minimum), maximum))]
 
-    def _string(self, schema: dict[str, Any], label: str) -> str:
-        if schema.get("format") in _FORMATS:
-            pattern, plain = _FORMATS[schema["format"]]
-            found = pattern.search(self._text)
-            return found[0] if found else plain
-        value = self._says(label) or next(self._names)
-        return value[: schema.get("maxLength", len(value))].ljust(schema.get("minLength", 0), ".")
-
-    def _number(self, schema: dict[str, Any], label: str) -> float:
-        value = next(iter(_numbers(self._says(label))), None)
+    def _number(self, schema: dict[str, Any], *, is_integer: bool) -> float:
         low, high = schema.get("exclusiveMinimum", -inf), schema.get("exclusiveMaximum", inf)
-        distance = 1 if _kind(schema) == "integer" else min(1, (high - low) / 2)
+        distance = 1 if is_integer else min(1, (high - low) / 2)
         minimum, maximum = schema.get("minimum", low + distance), schema.get("maximum", high - distance)
-        limited: float = min(max(next(self._numbers) if value is None else value, minimum), maximum)
-        return limited
+        limited: float = min(max(next(self._numbers), minimum), maximum)
+        return int(limited) if is_integer else limited
 
 
 def _kind(schema: dict[str, Any]) -> str:

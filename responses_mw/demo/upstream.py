@@ -74,7 +74,6 @@ class Message(BaseModel):
 
 class _FunctionDefinition(BaseModel):
     name: str
-    description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -105,7 +104,6 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1, le=MAX_MODEL_LEN)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_MODEL_LEN)
     temperature: float | None = Field(None, ge=0, le=2)
-    stop: str | list[str] | None = None
     n: Literal[1] | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -113,8 +111,6 @@ class ChatRequest(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = True
     response_format: _ResponseFormat | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -125,12 +121,6 @@ class ChatRequest(BaseModel):
         """Maximum number of tokens in the answer. Prompt and answer together have at most `MAX_MODEL_LEN` tokens."""
         limit = self.max_completion_tokens or self.max_tokens or MAX_MODEL_LEN
         return min(limit, MAX_MODEL_LEN - self.prompt_tokens)
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the answer begins with reasoning."""
-        is_on = (self.chat_template_kwargs or {}).get("enable_thinking", True)
-        return self.model == "demo-thinker" and self.reasoning_effort != "none" and bool(is_on)
 
     @property
     def offered_tools(self) -> list[Tool]:
@@ -175,27 +165,21 @@ def parse(body: bytes) -> ChatRequest:
 
 
 def answer(request: ChatRequest) -> Answer:
-    """Return the demo model's answer to `request`, truncated at the first stop string or at the token limit.
-
-    Raises `RequestError` if a schema in the request cannot be filled.
-    """
+    """Return the demo model's answer to `request`. Raises `RequestError` if a schema in the request cannot be filled."""
     try:
         reply = reply_to(request)
     except SchemaError as error:
         raise RequestError(f"Grammar error: {error}") from error
-    strings = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    found = [(reply.text.index(string), string) for string in strings if string and string in reply.text]
-    position, stop = min(found, default=(None, None))
-    deltas = list(_deltas(reply._replace(text=reply.text[:position]), request.thinks))
+    deltas = list(_deltas(reply, thinks=request.model == "demo-thinker"))
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:
-        finish_reason, stop = "length", None
+        finish_reason = "length"
     elif reply.calls and request.named_tool is None:  # vLLM ends a named call with "stop"
         finish_reason = "tool_calls"
-    return Answer(request, deltas[: request.answer_limit], finish_reason, stop)
+    return Answer(request, deltas[: request.answer_limit], finish_reason)
 
 
-def _deltas(reply: Reply, thinks: bool) -> Iterator[dict[str, Any]]:
+def _deltas(reply: Reply, *, thinks: bool) -> Iterator[dict[str, Any]]:
     if thinks:
         yield from ({"reasoning": token} for token in _TOKEN.findall(reply.thought))
     yield from ({"content": token} for token in _TOKEN.findall(reply.text))
@@ -208,12 +192,9 @@ def _deltas(reply: Reply, thinks: bool) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `stop_reason` is the stop string that ended the answer, or None."""
-
     request: ChatRequest
     deltas: list[dict[str, Any]]
     finish_reason: str
-    stop_reason: str | None
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(8)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -223,7 +204,7 @@ class Answer:
         yield head | {"choices": [self._choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
             yield head | {"choices": [self._choice(delta) | {"token_ids": None}]}
-        finish = {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, "token_ids": None}
+        finish = {"finish_reason": self.finish_reason, "stop_reason": None, "token_ids": None}
         yield head | {"choices": [self._choice({}) | finish]}
         if self.request.stream_options and self.request.stream_options.include_usage:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
@@ -234,7 +215,7 @@ class Answer:
             "message": self._message(),
             "logprobs": self._logprobs(self._texts("content")),
             "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
+            "stop_reason": None,
             "token_ids": None,
         }
         tail = {"service_tier": None, "system_fingerprint": _FINGERPRINT, "usage": self._usage()}

@@ -20,7 +20,6 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Tells how warm it is outside",
         "parameters": {
             "type": "object",
             "properties": {
@@ -83,12 +82,10 @@ def test_a_sum_is_calculated(client: openai.OpenAI, text: str, answer: str) -> N
 
 
 def test_counting_gives_as_many_tokens_as_asked_for(client: openai.OpenAI) -> None:
-    completion = client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": "Please count from 3 to 202"}]
-    )
-    assert completion.choices[0].message.content == " ".join(map(str, range(3, 203)))
+    completion = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Please count to 200"}])
+    assert completion.choices[0].message.content == " ".join(map(str, range(1, 201)))
     assert completion.usage is not None
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (6, 200)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (4, 200)
 
 
 def test_what_the_user_said_before_is_remembered(client: openai.OpenAI) -> None:
@@ -109,11 +106,8 @@ def test_any_other_text_is_described_under_its_instructions(client: openai.OpenA
     assert ask(client, "…").message.content == "You wrote no words."
 
 
-def test_the_thinker_shows_its_thoughts_unless_they_are_switched_off(client: openai.OpenAI) -> None:
+def test_only_the_thinker_shows_its_thoughts(client: openai.OpenAI) -> None:
     assert ask(client, "1 + 1", model="demo-thinker").message.reasoning.startswith("The user wants to know 1 + 1.")
-    assert ask(client, "1 + 1", model="demo-thinker", reasoning_effort="none").message.reasoning is None
-    no_thinking = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert ask(client, "1 + 1", model="demo-thinker", extra_body=no_thinking).message.reasoning is None
     assert ask(client, "1 + 1").message.reasoning is None
 
 
@@ -130,11 +124,6 @@ def test_a_tool_is_called_when_its_name_is_in_the_text_and_its_required_argument
     choice = ask(client, "Show the weather of New York for 3 days in Fahrenheit", tools=[WEATHER, TIME])
     assert arguments(choice) == [("get_weather", {"city": "New York", "unit": "fahrenheit", "days": 3})]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-
-
-def test_words_of_the_description_are_enough_to_call_a_tool(client: openai.OpenAI) -> None:
-    choice = ask(client, "Is it warm in Rome?", tools=[TIME, WEATHER])
-    assert arguments(choice) == [("get_weather", {"city": "Rome", "unit": "celsius", "days": 1})]
 
 
 def test_tools_are_called_together_unless_parallel_calls_are_off(client: openai.OpenAI) -> None:
@@ -203,7 +192,7 @@ class Person(BaseModel):
 
 
 def test_a_json_schema_is_filled_with_values_of_the_text(client: openai.OpenAI) -> None:
-    text = "Ada Lovelace, born 1815, the city is London. She spoke French; her score was 9.5."
+    text = "Ada Lovelace, born 1815 in London, spoke French; her score was 9.5."
     completion = client.chat.completions.parse(
         model="demo", messages=[{"role": "user", "content": text}], response_format=Person
     )
@@ -234,11 +223,6 @@ def test_max_tokens_cuts_thoughts_text_and_arguments(client: openai.OpenAI) -> N
     assert (thought.message.reasoning, thought.message.content, thought.finish_reason) == ("The user wants", None, "length")
     call = ask(client, "The weather in Rome?", tools=[WEATHER], max_tokens=2)
     assert (call.message.tool_calls[0].function.arguments, call.finish_reason) == ('{"city":', "length")
-
-
-def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    choice = ask(client, "Count to 10", stop=["8", " 5 6"])
-    assert (choice.message.content, choice.finish_reason, choice.stop_reason) == ("1 2 3 4", "stop", " 5 6")
 
 
 # The wire
