@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,6 @@ from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
 from .upstream.chat_backend import ChatBackend
-from .upstream.client import CONNECT_TIMEOUT
 from .upstream.responses_backend import ResponsesBackend
 from .upstream.transports.asgi import ASGITransport
 
@@ -301,15 +299,10 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
-    client = httpx.AsyncClient(
-        transport=network_transport(),  # a separate pool: proxied requests must not share connections with our own calls
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stored cookies would be shared by all callers
-        trust_env=False,
-    )
+    transport = network_transport()  # a separate pool: proxied requests must not share connections with our own calls
     keys = APIKeys.of(settings.auth)
     passable = PassablePaths(settings.auth.proxy_paths) if keys is not None else None
-    proxy: ASGIApp = ReverseProxy(client, settings.upstream.url, settings.server.base_path, passable=passable)
+    proxy: ASGIApp = ReverseProxy(transport, settings.upstream.url, settings.server.base_path, passable=passable)
     proxy = DescriptionMiddleware(proxy, settings.server, needs_key=keys is not None)
     if keys is not None:
         key = settings.upstream.api_key

@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..threads import in_background
+from ..upstream.client import CONNECT_TIMEOUT
 from ..upstream.errors import from_transport
 from .http_responses import ErrorResponse, cancel_on_disconnect
 from .requests import next_message
@@ -52,15 +53,15 @@ class ReverseProxy:
     """An ASGI application that forwards requests to `upstream`, a URL such as `http://vllm:8000` or `http://vllm:8000/base`.
 
     `base_path`, such as `/openai`, is removed from paths that begin with `base_path`. `passable` restricts the forwarded
-    requests. By default, all methods except CONNECT and TRACE are forwarded. `client` is closed at the end of the lifespan.
+    requests. By default, all methods except CONNECT and TRACE are forwarded. `transport` is closed at the end of the lifespan.
 
     Raises `UpstreamError` if the upstream's response is interrupted, so that the server closes the client's connection.
     """
 
     def __init__(
-        self, client: httpx.AsyncClient, upstream: str, base_path: str = "", *, passable: PassablePaths | None = None
+        self, transport: httpx.AsyncBaseTransport, upstream: str, base_path: str = "", *, passable: PassablePaths | None = None
     ) -> None:
-        self._client = client
+        self._transport = transport
         self._own_path = base_path.encode()
         self._upstream = httpx.URL(upstream)
         self._base_path = self._upstream.raw_path.partition(b"?")[0].rstrip(b"/")
@@ -129,7 +130,7 @@ class ReverseProxy:
     async def _open(self, request: httpx.Request) -> httpx.Response:
         """Send the request, and return the response without its body. Raises `APIError` if there is no response."""
         try:
-            return await self._client.send(request, stream=True, follow_redirects=False)
+            return await self._transport.handle_async_request(request)
         except httpx.TransportError as error:
             logger.warning("no answer from the upstream to %s %s: %r", request.method, request.url.path, error)
             if isinstance(error, httpx.LocalProtocolError):
@@ -146,7 +147,7 @@ class ReverseProxy:
         stream, framing = _framed(scope, body)
         headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *framing]
         # httpx normalizes the path of a URL, but sends "target" unchanged.
-        extensions = {"target": target, "timeout": self._client.timeout.as_dict()}
+        extensions = {"target": target, "timeout": {"connect": CONNECT_TIMEOUT}}
         return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
 
     def _path(self, scope: Scope) -> bytes:
@@ -162,7 +163,7 @@ class ReverseProxy:
             await send({"type": "lifespan.startup.complete"})
             await receive()
         finally:
-            await self._client.aclose()
+            await self._transport.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
 

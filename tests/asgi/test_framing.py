@@ -52,7 +52,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
     """Starts ours before the recording upstream, as a kind of listener and application; its port."""
 
     async def proxy(transport: Callable[[], httpx.AsyncBaseTransport]) -> ReverseProxy:
-        return ReverseProxy(httpx.AsyncClient(transport=transport(), timeout=30, trust_env=False), recording.url)
+        return ReverseProxy(transport(), recording.url)
 
     def start(kind: str) -> int:
         if kind == "serve":

@@ -36,9 +36,9 @@ async def recording() -> AsyncIterator[RecordingUpstream]:
 
 
 @pytest.fixture(params=[httpx.AsyncHTTPTransport, lambda: NetworkTransport(10)], ids=["httpx", "network"])
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=request.param(), timeout=60) as client:
-        yield client
+async def transport(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncBaseTransport]:
+    async with request.param() as transport:
+        yield transport
 
 
 async def call(proxy: ReverseProxy, scope: Scope, *messages: Message) -> tuple[int, bytes]:
@@ -71,10 +71,10 @@ LENGTH = (b"content-length", b"5")
 
 @pytest.mark.parametrize("pieces", [[b""], [b"hell"], [b"hello!"], [b"he", b"ll"], [b"hel", b"lo", b"!"], [b"hello", b"!"]])
 async def test_a_body_of_another_length_than_announced_never_makes_a_request(
-    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes]
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, pieces: list[bytes]
 ) -> None:
     """As servers give it that lose a body, or some of it."""
-    proxy = ReverseProxy(client, recording.url)
+    proxy = ReverseProxy(transport, recording.url)
     status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces))
     assert (status, b"invalid_framing" in answer) == (400, True)
     status, _ = await call(proxy, {"path": "/v1/next"}, *body(b"next"))
@@ -98,9 +98,9 @@ async def test_a_body_of_another_length_than_announced_never_makes_a_request(
     ],
 )
 async def test_ambiguous_framing_is_refused(
-    client: httpx.AsyncClient, recording: RecordingUpstream, headers: list[tuple[bytes, bytes]]
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    status, answer = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": headers}, *body(b"hello"))
+    status, answer = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "headers": headers}, *body(b"hello"))
     assert (status, b"invalid_framing" in answer) == (400, True)
     assert recording.connections == 0
 
@@ -110,9 +110,9 @@ async def test_ambiguous_framing_is_refused(
 )
 @pytest.mark.parametrize("pieces", [[b"hello"], [b"hel", b"lo"]], ids=["whole", "streamed"])
 async def test_the_length_that_the_upstream_is_told_is_ours(
-    client: httpx.AsyncClient, recording: RecordingUpstream, odd: tuple[bytes, bytes], pieces: list[bytes]
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, odd: tuple[bytes, bytes], pieces: list[bytes]
 ) -> None:
-    status, _ = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": [LENGTH, odd]}, *body(*pieces))
+    status, _ = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "headers": [LENGTH, odd]}, *body(*pieces))
     assert status == 200
     [request] = recording.requests
     assert (request.body, request.values(b"content-length")) == (b"hello", [b"5"])
@@ -121,9 +121,9 @@ async def test_the_length_that_the_upstream_is_told_is_ours(
 
 @pytest.mark.parametrize("header", [(b"x y", b"1"), (b"x:", b"1"), (b"x", b"1\r\ny: 2")])
 async def test_a_header_that_cannot_be_sent_is_a_bad_request(
-    client: httpx.AsyncClient, recording: RecordingUpstream, header: tuple[bytes, bytes]
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, header: tuple[bytes, bytes]
 ) -> None:
-    status, _ = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": [header]}, *body(b"hello"))
+    status, _ = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "headers": [header]}, *body(b"hello"))
     assert status == 400
     assert recording.requests == []
 
@@ -133,10 +133,10 @@ async def test_a_header_that_cannot_be_sent_is_a_bad_request(
 
 @pytest.mark.parametrize("pieces", [[], [b"he"]], ids=["before the first byte", "after some"])
 async def test_an_upload_that_stalls_is_cut_off(
-    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.asgi.requests.BODY_TIMEOUT", 0.1)
-    proxy = ReverseProxy(client, recording.url)
+    proxy = ReverseProxy(transport, recording.url)
     async with asyncio.timeout(60):
         status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces, ends=False))
         assert (status, b"request_timeout" in answer) == (408, True)
@@ -161,8 +161,10 @@ async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start, monkeypa
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
-async def test_trace_and_connect_never_pass(client: httpx.AsyncClient, recording: RecordingUpstream, method: str) -> None:
-    status, answer = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "method": method}, *body(b""))
+async def test_trace_and_connect_never_pass(
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, method: str
+) -> None:
+    status, answer = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "method": method}, *body(b""))
     assert (status, b"method_not_allowed" in answer) == (405, True)
     assert recording.connections == 0
 
@@ -205,10 +207,10 @@ def test_other_paths_are_not(path: str) -> None:
 
 @pytest.mark.parametrize("base", ["", "/base"])
 async def test_dot_segments_are_refused_where_the_upstream_has_a_base_path(
-    client: httpx.AsyncClient, recording: RecordingUpstream, base: str
+    transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, base: str
 ) -> None:
     scope = {"path": "/../x", "raw_path": b"/../x"}
-    status, _ = await call(ReverseProxy(client, recording.url + base), scope, *body(b""))
+    status, _ = await call(ReverseProxy(transport, recording.url + base), scope, *body(b""))
     assert status == (400 if base else 200)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import socket
 import struct
 from contextlib import asynccontextmanager, suppress
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -76,15 +75,29 @@ async def served(app: ASGIApp, http: Any = "auto", receive_buffer: int | None = 
         await server.shutdown(sockets=[sock])
 
 
+class Bounded(httpx.AsyncBaseTransport):
+    """A transport whose connections and reads take at most `patience` seconds, if it bounds them."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, patience: float) -> None:
+        self._transport = transport
+        self._timeout = httpx.Timeout(patience).as_dict()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.extensions["timeout"] = self._timeout
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
 @asynccontextmanager
 async def proxied(
     transport: httpx.AsyncBaseTransport, upstream: str, patience: float = 10, **server: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a proxy before `upstream`; the proxy waits `patience` seconds for it."""
-    jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
     async with (
-        httpx.AsyncClient(transport=transport, timeout=patience, cookies=jar) as inner,
-        served(ReverseProxy(inner, upstream), **server) as url,
+        transport,
+        served(ReverseProxy(Bounded(transport, patience), upstream), **server) as url,
         httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client,
     ):
         yield client
@@ -428,9 +441,9 @@ async def test_the_hosts_root_path_does_not_reach_the_upstream(scope: dict[str, 
     heads: list[bytes] = []
     async with (
         raw_upstream(answering(b"HTTP/1.1 204 No\r\n\r\n", heads)) as upstream,
-        httpx.AsyncClient(verify=False) as client,
+        httpx_transport() as transport,
     ):
-        sent = await call(ReverseProxy(client, upstream), HTTP_SCOPE | scope, {"type": "http.request", "body": b""})
+        sent = await call(ReverseProxy(transport, upstream), HTTP_SCOPE | scope, {"type": "http.request", "body": b""})
     assert heads[0].split(b" ")[1] == expected
     assert sent[0]["status"] == 204
 
@@ -439,10 +452,10 @@ async def test_the_hosts_root_path_does_not_reach_the_upstream(scope: dict[str, 
 async def test_a_client_told_gone_only_once_ends_the_exchange(
     transport: httpx.AsyncBaseTransport, before: list[dict[str, Any]]
 ) -> None:
-    async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client:
+    async with raw_upstream(silent) as upstream, transport:
         async with asyncio.timeout(60):
             sent = await call(
-                ReverseProxy(client, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
+                ReverseProxy(transport, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
             )
     assert sent == []
 
@@ -458,13 +471,13 @@ async def test_a_receive_that_fails_ends_the_exchange(transport: httpx.AsyncBase
     async def send(message: Any) -> None:
         raise AssertionError(message)
 
-    async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client, asyncio.timeout(5):
-        await ReverseProxy(client, upstream)(HTTP_SCOPE, receive, send)
+    async with raw_upstream(silent) as upstream, transport, asyncio.timeout(5):
+        await ReverseProxy(transport, upstream)(HTTP_SCOPE, receive, send)
 
 
 async def test_a_target_that_is_no_path_is_a_bad_request() -> None:
-    async with httpx.AsyncClient(verify=False) as client:
-        proxy = ReverseProxy(client, "http://127.0.0.1:9")
+    async with httpx_transport() as transport:
+        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, HTTP_SCOPE | {"raw_path": b"*"}, {"type": "http.request", "body": b""})
     assert start["status"] == 400
     assert b"invalid_request_error" in body["body"]
@@ -709,9 +722,9 @@ WEBSOCKET_SCOPE: dict[str, Any] = {"type": "websocket", "path": "/", "headers": 
 
 
 async def test_a_websocket_is_refused_with_501_where_the_server_can_say_so() -> None:
-    async with httpx.AsyncClient(verify=False) as client:
+    async with httpx_transport() as transport:
         scope = WEBSOCKET_SCOPE | {"extensions": {"websocket.http.response": {}}}
-        proxy = ReverseProxy(client, "http://127.0.0.1:9")
+        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, scope, {"type": "websocket.connect"})
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 501)
     assert body["type"] == "websocket.http.response.body"
@@ -719,15 +732,15 @@ async def test_a_websocket_is_refused_with_501_where_the_server_can_say_so() -> 
 
 
 async def test_a_websocket_is_closed_where_the_server_cannot() -> None:
-    async with httpx.AsyncClient(verify=False) as client:
-        proxy = ReverseProxy(client, "http://127.0.0.1:9")
+    async with httpx_transport() as transport:
+        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         sent = await call(proxy, WEBSOCKET_SCOPE, {"type": "websocket.connect"})
     assert sent == [{"type": "websocket.close", "code": 1013}]
 
 
 async def test_the_lifespan_starts_and_ends() -> None:
-    async with httpx.AsyncClient(verify=False) as client:
-        proxy = ReverseProxy(client, "http://127.0.0.1:9")
+    async with httpx_transport() as transport:
+        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         sent = await call(proxy, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
 
