@@ -142,21 +142,25 @@ class EventLogWriter:
         batches = [(claimed.job.response_id, claimed.job.token, batch) for claimed, batch in sending.items()]
         try:
             answers = await self._jobs.append(batches, self._lease)
-        except StateUnavailable:  # send the same batch again, because appending is idempotent
-            self._dirty = {**dict.fromkeys(sending), **self._dirty}
-            self._woken.set()
-            return
         except Exception:
             logger.exception("could not write the events of %d background responses", len(batches))
             answers = [False] * len(batches)
         for (claimed, batch), appended in zip(sending.items(), answers, strict=True):
-            claimed.sending = None
-            claimed.sent.set()
-            if appended:
-                claimed.renewed = began
-                EVENTS_APPENDED.add(batch.last - batch.first + 1)
-            else:
-                claimed.stop(LOST)
+            if appended is not None:
+                self._confirm(claimed, batch, began, appended=appended)
+            if claimed.is_behind:  # send the same batch again, because appending is idempotent, or the events since that batch
+                self._dirty[claimed] = None
+                self._woken.set()
+
+    @staticmethod
+    def _confirm(claimed: ClaimedJob, batch: Batch, began: float, *, appended: bool) -> None:
+        claimed.sending = None
+        claimed.sent.set()
+        if appended:
+            claimed.renewed = began
+            EVENTS_APPENDED.add(batch.last - batch.first + 1)
+        else:
+            claimed.stop(LOST)
 
 
 async def write_end(state: State, taken: Taken) -> Document:

@@ -232,21 +232,23 @@ class Worker:
                     await self._suspicion.wait()
             self._suspicion.clear()
             try:
-                await self._renew(list(self._claimed.values()), loop.time())
-                pause = self._lease / 3
-            except StateUnavailable:  # if the outage lasts, `_watch` stops the runs
-                pause = self._lease / 15
+                is_complete = await self._renew(list(self._claimed.values()), loop.time())
+            except StateUnavailable:
+                is_complete = False
+            pause = self._lease / (3 if is_complete else 15)  # if the outage lasts, `_watch` stops the runs
 
-    async def _renew(self, held: list[ClaimedJob], now: float) -> None:
+    async def _renew(self, held: list[ClaimedJob], now: float) -> bool:
+        """Renew the leases of jobs. Return False if Redis is unavailable for some of the jobs."""
         if not held:
-            return
+            return True
         answers = await self._state.jobs.renew([(claimed.job.response_id, claimed.job.token) for claimed in held], self._lease)
         for claimed, renewed in zip(held, answers, strict=True):
             if renewed:
                 claimed.renewed = now
-            else:
+            elif renewed is not None:
                 claimed.stop(LOST)
         await self._state.queue.renew([claimed.job.response_id for claimed in held], self._lease)
+        return None not in answers
 
     async def _drain(self) -> None:
         """Return jobs without output to the queue, and wait for the other jobs. After the timeout, stop these jobs too."""

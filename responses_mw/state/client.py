@@ -114,7 +114,11 @@ class Client:
         return (await self.scripts(script, [(keys, args)]))[0]
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script once for each of `calls`, and return the replies in order. `contained` is the same as in `pipeline`."""
+        """Run a script once for each of `calls`, and return the replies in order.
+
+        If `contained`, a `StateUnavailable` error takes the place of the reply to each call that failed. Otherwise, the first
+        error is raised.
+        """
 
         async def ask() -> list[Any]:
             try:
@@ -125,7 +129,12 @@ class Client:
                 commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
                 return await self._pipelined(commands, contained=contained)
 
-        return await self._send(ask, "EVALSHA", script.name, [keys[0] for keys, _ in calls])
+        try:
+            return await self._send(ask, "EVALSHA", script.name, [keys[0] for keys, _ in calls])
+        except StateUnavailable as error:
+            if not contained:
+                raise
+            return [error] * len(calls)
 
     async def _send(self, ask: Callable[[], Awaitable[list[Any]]], name: str, script: str, keys: Sequence[Value]) -> list[Any]:
         operation = name if len(keys) == 1 else f"PIPELINE {name}".rstrip()

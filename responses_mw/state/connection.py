@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 
 from ..lua import Script
 from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
-from .errors import Damaged, EmbeddedFailed
+from .errors import EmbeddedFailed, StateUnavailable
 
 # The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
@@ -150,7 +150,7 @@ class ClusterClient(Client):
         running = (self.script(script, keys, args) for keys, args in calls)
         replies = await asyncio.gather(*running, return_exceptions=True)
         for reply in replies:
-            if isinstance(reply, BaseException) and not (contained and isinstance(reply, Damaged)):
+            if isinstance(reply, BaseException) and not (contained and isinstance(reply, StateUnavailable)):
                 raise reply
         return replies
 

@@ -13,7 +13,7 @@ from ..ids import random_part
 from ..lua import load
 from ..threads import by_size
 from .client import Args, Call, Client
-from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
+from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound, StateUnavailable
 from .responses import TOMBSTONE_SECONDS
 from .schema import (
     COMPRESS_FROM,
@@ -108,13 +108,15 @@ class Jobs:
             return Taken(verdict, unseen=facts[0].decode())
         return Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
 
-    async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
+    async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
         """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
 
-        A lease is not extended if another worker holds the job, or if the job has ended or is damaged.
+        A lease is not extended if another worker holds the job, or if the job has ended or is damaged. The result is None if
+        the job's server is unavailable.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
-        return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
+        replies = await self._client.scripts(_RENEW, calls, contained=True)
+        return [None if _is_unavailable(reply) else reply == b"renewed" for reply in replies]
 
     async def release(self, job: Job) -> None:
         """Release the job and store `job.continuations`. The run does not count towards the maximum number of attempts."""
@@ -138,21 +140,24 @@ class Jobs:
         """Notify `worker` that one of its jobs has a new holder."""
         await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
-    async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
+    async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool | None]:
         """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 
         `batches` contains the response id, the token and the batch of each job. Return for each job whether its batch is in the
         log. A batch is refused if another worker holds the job, if the job has ended, if Redis has lost the end of the log, or
-        if the record or log is damaged. A repeated call appends nothing, but extends the leases again.
+        if the record or log is damaged. The result is None if the job's server is unavailable. A repeated call appends nothing,
+        but extends the leases again.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
-        answers = [answer for reply in await self._client.scripts(_APPEND, calls) for answer in reply]
+        answers: list[int | None] = []
+        for (keys, _), reply in zip(calls, await self._client.scripts(_APPEND, calls, contained=True), strict=True):
+            answers += [None] * len(keys) if _is_unavailable(reply) else reply
         for (job, _, _), answer in zip(batches, answers, strict=True):
             if answer == _DAMAGED:
                 self._client.damage(response_address(job).log, "no batch can be appended to it")
-        return [answer == 1 for answer in answers]
+        return [None if answer is None else answer == 1 for answer in answers]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
         """Return up to `PAGE` batches of each log, or a `Damaged` error. The list is empty if a log has ended or expired.
@@ -353,6 +358,10 @@ def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
 def _stem(response_id: str) -> str:
     """Return the part that the ids of a response and of its items have in common."""
     return response_id.removeprefix("resp_")
+
+
+def _is_unavailable(reply: Any) -> bool:
+    return isinstance(reply, StateUnavailable) and not isinstance(reply, Damaged)
 
 
 def _ms(seconds: float) -> int:

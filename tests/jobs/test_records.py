@@ -77,7 +77,7 @@ async def taken(state: State, response_id: str, why: str = "run", *, lease: floa
     return job
 
 
-async def append(state: State, job: Job, one: Batch) -> bool:
+async def append(state: State, job: Job, one: Batch) -> bool | None:
     return (await state.jobs.append([(job.response_id, job.token, one)], LEASE))[0]
 
 

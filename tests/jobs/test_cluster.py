@@ -1,0 +1,95 @@
+"""Background responses while a node of a Redis Cluster hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.crc import key_slot
+
+from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
+from responses_mw.protocol.response.events import Event
+from responses_mw.state import Job, State, connect
+from tests.jobs.test_background import create as create_response
+from tests.jobs.test_background import ended
+from tests.jobs.test_records import LEASE, create, numbers, taken
+from tests.support.cluster import SLOTS, cluster_url, wait_until_whole
+from tests.support.scripted import Signal, finish, text
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Replica
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.valkey import Server
+
+
+@pytest.fixture
+async def nodes(cluster: list[Server]) -> AsyncIterator[list[Server]]:
+    """The nodes, each of which serves its slots while others are down. All run when the test ends."""
+    for node in cluster:
+        with node.client() as client:
+            client.config_set("cluster-require-full-coverage", "no")
+    yield cluster
+    for node in cluster:
+        node.signal(signal.SIGCONT)
+    await asyncio.to_thread(wait_until_whole, cluster)
+
+
+def home(response_id: str) -> int:
+    """The number of the node that has the keys of a response."""
+    return key_slot(response_id[5:30].encode()) * 3 // SLOTS
+
+
+async def test_jobs_of_other_nodes_are_logged_and_renewed(nodes: list[Server]) -> None:
+    state = State(connect(cluster_url(nodes)))
+    writer = EventLogWriter(state.jobs, LEASE)
+    running = asyncio.create_task(writer.run())
+    hung, sound = [ClaimedJob(job, 0.0) for job in await jobs_of_two_nodes(state)]
+    nodes[home(hung.job.response_id)].signal(signal.SIGSTOP)
+    for number in (2, 3):
+        for claimed in (hung, sound):
+            writer.write(claimed, [Event("e", {"sequence_number": number})])
+        await asyncio.wait_for(writer.written(sound), 60)
+    assert await numbers(state, sound.job.response_id) == [(0, 1), (2, 2), (3, 3)]
+    assert (hung.is_behind, hung.stopped, sound.stopped) == (True, None, None)
+    holds = [(claimed.job.response_id, claimed.job.token) for claimed in (hung, sound)]
+    assert await state.jobs.renew(holds, LEASE) == [None, True]
+    nodes[home(hung.job.response_id)].signal(signal.SIGCONT)
+    await asyncio.wait_for(writer.written(hung), 60)
+    assert await numbers(state, hung.job.response_id) == [(0, 1), (2, 2), (3, 3)]
+    running.cancel()
+    await state.aclose()
+
+
+async def jobs_of_two_nodes(state: State) -> list[Job]:
+    found: dict[int, Job] = {}
+    while len(found) < 2:
+        job = await taken(state, await create(state))
+        found[home(job.response_id)] = job
+    return list(found.values())
+
+
+async def test_a_worker_keeps_the_jobs_of_other_nodes(
+    nodes: list[Server], replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    lease = 8.0
+    ours = replica(redis__url=cluster_url(nodes), redis__timeout=1.0, jobs__lease=lease)
+    go, running = Signal(), list[str]()
+    while len({home(response_id) for response_id in running}) < 3:
+        answer = upstream.stream(text("Hel"), go, text("lo"), finish())
+        running.append((await create_response(ours))["id"])
+        await asyncio.wait_for(answer.asked.wait(), 60)
+    hung = (key_slot(b"q2") * 3 // SLOTS + 1) % 3  # the queue is on another node
+    nodes[hung].signal(signal.SIGSTOP)
+    began = time.monotonic()
+    while time.monotonic() < began + lease:
+        assert len(upstream.requests) == len(running)
+        await asyncio.sleep(0.1)
+    go.set()
+    for response_id in running:
+        if home(response_id) != hung:
+            assert (await ended(ours, response_id))["output_text"] == "Hello"
+    assert len(upstream.requests) == len(running)
