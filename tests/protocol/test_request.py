@@ -14,7 +14,7 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.errors import BadRequest
 from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, parse
 from responses_mw.protocol.request.items import ITEMS, NOT_SERVED
@@ -227,8 +227,6 @@ def test_more_than_the_bounds_is_refused() -> None:
         parse({"input": [{"role": "user", "content": "x"}] * 3}, RequestLimits(items=2))
     with pytest.raises(BadRequest, match="too many tools"):
         parse({"input": "x", "tools": [TOOL] * 3}, RequestLimits(tools=2))
-    with pytest.raises(TooLarge):
-        parse({"input": "x", "metadata": {"a": [[[[[]]]]]}}, RequestLimits(depth=4))
     previous = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * 3}]
     with pytest.raises(BadRequest, match="array too long"):
         parse({"input": "x", "previous_input_messages": previous}, RequestLimits(items=2))

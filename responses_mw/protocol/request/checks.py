@@ -239,6 +239,13 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
     return {name: member for name, member in json_object(value, path).items() if member is not None}
 
 
+def body(value: Any) -> dict[str, Any]:
+    """Check the body of a request, and return a copy without null members."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"The request body must be a JSON object, but is {kind_of(value)}.", code="invalid_type")
+    return mapping(value, "")
+
+
 def one_of(value: Any, path: str, supported: Collection[str]) -> str:
     if string(value, path) not in supported:
         wrong_value(path, value, supported)

@@ -180,15 +180,12 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the decoded JSON `body` of a request. `size` is the size of the JSON in bytes.
+    """Check the `body` of a request, as `checks.decode` returns it. `size` is the size of the JSON in bytes.
 
     Raises `BadRequest`, which names the path of the first invalid value.
     """
-    if not isinstance(body, dict):
-        raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     limits = limits or RequestLimits()
-    checks.depth(body, limits.depth)
-    given = {name: value for name, value in body.items() if value is not None}
+    given = checks.body(body)
     _refuse_names(given)
     known = {name: PARAMETERS[name](value, name) for name, value in given.items() if name in PARAMETERS}
     _check_background(known)
