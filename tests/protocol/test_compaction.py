@@ -112,6 +112,12 @@ def test_the_item_keeps_its_envelope_and_nothing_that_is_not_sealed() -> None:
     assert parsed(given, "input[0]") == {"type": "compaction", "id": "cmp_1", "encrypted_content": "x", "created_by": "m"}
 
 
+@pytest.mark.parametrize("name", ["structural_tag", "structured_outputs", "regex", "stop"])
+def test_a_summary_is_not_asked_for_with_what_shapes_the_answer(name: str) -> None:
+    asked = parse({"model": "m", "input": "Hi", name: "{}", "top_k": 5})
+    assert compaction.summary_request(asked).extra == {"top_k": 5}
+
+
 @pytest.mark.parametrize(
     ("entries", "threshold"),
     [([], None), ([{"type": "compaction"}], 100_000), ([{"type": "compaction", "compact_threshold": 9}], 9)],

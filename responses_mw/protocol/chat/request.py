@@ -19,7 +19,7 @@ from .dialects import Dialect
 from .messages import to_messages
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
-_GRAMMARS = frozenset(
+GRAMMARS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
     | {"grammar", "json_schema", "regex", "ebnf", "structural_tag"}
 )
@@ -44,7 +44,7 @@ def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
     )
     wanted = request.text.get("format", {"type": "text"})
-    return wanted["type"] != "text" or (is_forced and first_turn) or not _GRAMMARS.isdisjoint(request.extra)
+    return wanted["type"] != "text" or (is_forced and first_turn) or not GRAMMARS.isdisjoint(request.extra)
 
 
 def to_chat(

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
+from ..chat.request import GRAMMARS
 from ..chat.truncation import is_kept
 from ..request import checks
 from ..request.create import CreateResponse
@@ -33,10 +34,9 @@ _SUMMARY_MEMBERS = (
     _HINTS | {"instructions", "model", "stream", "temperature", "top_p", "truncation"} | {"safety_identifier", "user"}
 )
 # Members passed on to the upstream that would shape the summary or end it early.
-_ANSWER_OPTIONS = frozenset(
-    {"bad_words", "ebnf", "grammar", "ignore_eos", "json_schema", "logit_bias", "min_tokens", "prompt_logprobs", "regex"}
-    | {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "stop", "stop_token_ids", "structured_outputs"}
-)
+_ANSWER_OPTIONS = GRAMMARS | {
+    *("bad_words", "ignore_eos", "logit_bias", "min_tokens", "prompt_logprobs", "stop", "stop_token_ids")
+}
 _RUN_MEMBERS = frozenset({"id", "status"})
 
 
@@ -63,9 +63,7 @@ def threshold_of(request: CreateResponse) -> int | None:
 
 def create_body(body: Any) -> dict[str, Any]:
     """Convert the body of `POST /v1/responses/compact` to that of a request for an unstored response. Raises `BadRequest`."""
-    if not isinstance(body, dict):
-        raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = checks.body(body)
     if "model" not in given:
         checks.missing("model")
     image = checks.mapping(given.pop("image", {}), "image")
