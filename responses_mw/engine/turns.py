@@ -24,7 +24,8 @@ from typing import TypeVar
 from ..crypto import Sealer
 from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
 from ..ids import RunIds
-from ..protocol.request.items import text_of, user_message
+from ..protocol.parts import reasoning_text
+from ..protocol.request.items import user_message
 from ..protocol.request.tools import distinct
 from ..protocol.response import compaction, document
 from ..protocol.response.compaction import Compacted
@@ -378,5 +379,5 @@ class Compaction:
 
 def _text(answer: Document) -> str:
     """Return the text of an answer, or the reasoning of an answer without text."""
-    reasoning = "\n".join(text_of(item) for item in answer["output"] if item["type"] == "reasoning")
+    reasoning = "\n".join(reasoning_text(item) for item in answer["output"] if item["type"] == "reasoning")
     return document.output_text(answer).strip() or reasoning.strip()

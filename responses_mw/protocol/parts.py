@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .chat.dialects import Dialect
 from .request import checks
-from .types import Message, Part
+from .types import Item, Message, Part
 
 ChatPart = dict[str, Any]
 Content = str | list[ChatPart]  # the content of a chat message
@@ -52,6 +52,16 @@ def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[ChatPart]:
 
 def _text(content: Sequence[ChatPart]) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def reasoning_text(item: Item) -> str:
+    """Return the text of a reasoning item's content or, if there is none, of its summary. The item may be malformed."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if text := "\n".join(text for text in texts if isinstance(text, str)):
+            return text
+    return ""
 
 
 # -- images, audio, video ----------------------------------------------------------------------------------------------

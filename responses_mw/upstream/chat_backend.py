@@ -13,8 +13,9 @@ from ..crypto import Sealer
 from ..ids import RunIds
 from ..protocol.chat.dialects import Dialect
 from ..protocol.chat.request import Prefill, is_constrained, to_chat
+from ..protocol.parts import reasoning_text
 from ..protocol.request.create import CreateResponse
-from ..protocol.request.items import text_of, unsealed
+from ..protocol.request.items import unsealed
 from ..protocol.request.tools import offered
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
@@ -86,7 +87,8 @@ class ChatBackend(Backend):
         if tokens is None:
             return None
         # Interrupted reasoning is not counted, because the model was asked again.
-        thought = "".join(text_of(item) for item in items if item["type"] == "reasoning" and item["status"] == "completed")
+        whole = [item for item in items if item["type"] == "reasoning" and item["status"] == "completed"]
+        thought = "".join(map(reasoning_text, whole))
         reasoning = await server.count_text(before.model, thought) if thought else 0
         return {
             "prompt_tokens": len(tokens),

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, NoReturn
 import orjson
 
 from ...errors import BadRequest
-from ..parts import Content, to_chat_content, to_tool_content
+from ..parts import Content, reasoning_text, to_chat_content, to_tool_content
 from ..request import checks
-from ..request.items import ITEMS, text_of
+from ..request.items import ITEMS
 from ..request.tools import history_name, search_output
 from ..tool_kinds.form import MAX_NESTING, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
@@ -140,7 +140,7 @@ class _MessageBuilder:
         self._has_reasoned = True
         self._drop_broken_reasoning()
         self._has_broken_off = item.get("status") == "incomplete"
-        if position >= self._reasoning_from and (text := text_of(item)):
+        if position >= self._reasoning_from and (text := reasoning_text(item)):
             self._reasoning.append(text)
 
     def _drop_broken_reasoning(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
-from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
+from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, reasoning_text
 from ..request.tools import BRINGS_TOOLS
 from ..tool_kinds.form import ItemKind, check_call_id, flat_name
 from ..tool_kinds.registry import TOOL_ITEMS
@@ -32,11 +32,6 @@ def user_message(text: str) -> Item:
 
 def _assistant_message(text: str) -> Item:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, "annotations": []}]}
-
-
-def text_of(item: Item) -> str:
-    """Return the text of a reasoning item's content or, if the content is empty, of its summary."""
-    return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
 
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
@@ -130,7 +125,7 @@ def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offs
         text = unseal(item["encrypted_content"])
         if text is not None:
             return {**item, "content": [{"type": "reasoning_text", "text": text}]}
-        if index >= 0 and not text_of(item):
+        if index >= 0 and not reasoning_text(item):
             checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
         return item
 

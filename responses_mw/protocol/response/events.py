@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from ..parts import reasoning_text
 from ..types import Document, Item, Part
 
 ADDED = "response.output_item.added"
@@ -264,14 +265,4 @@ def _is_reasoning(part: Any) -> TypeGuard[Part]:
 
 def readable(item: Item) -> Item:
     """Return a reasoning item with its summary as its content, as the upstream sent it."""
-    return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": readable_text(item)}]}
-
-
-def readable_text(item: Item) -> str:
-    """Return the text of a reasoning item's content or, if there is none, of its summary. The item may be malformed."""
-    for name in ("content", "summary"):
-        parts = item.get(name)
-        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        if text := "\n".join(text for text in texts if isinstance(text, str)):
-            return text
-    return ""
+    return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": reasoning_text(item)}]}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..chat.tool_calls import ToolCall, ToolCalls
-from ..request.items import text_of
+from ..parts import reasoning_text
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
 from ..types import Document, Item
@@ -231,7 +231,7 @@ class ItemBuilder(ResponseBuilder):
         if isinstance(current, OpenText):
             current.finish(self.sources)
             if self._options.seal and current.kind.item == "reasoning":
-                current.item["encrypted_content"] = self._options.seal(text_of(current.item))
+                current.item["encrypted_content"] = self._options.seal(reasoning_text(current.item))
         elif current is not None:
             current.finish()
         self._end_item(status)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
 from ..chat.chunks import Text
+from ..parts import reasoning_text
 from ..request import checks
 from ..request.checks import malformed
 from ..request.create import INCLUDABLE
@@ -41,7 +42,6 @@ from .events import (
     EventTarget,
     emit_item,
     ending,
-    readable_text,
     with_summary,
 )
 from .replay import OutputReplay
@@ -311,7 +311,7 @@ class ResponsesPassthrough(ResponseBuilder):
 
     def _sealed(self, item: Item) -> Item:
         seal = self._options.seal  # None if the request does not ask for encrypted reasoning
-        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := readable_text(item)):
+        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := reasoning_text(item)):
             return item
         return {**item, "encrypted_content": seal(text)}
 

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from ..chat.chunks import Text, choices_of
+from ..parts import reasoning_text
 from ..request.checks import malformed
-from ..request.items import text_of
 from ..tool_kinds.form import OfferedFunction, as_text, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
@@ -185,7 +185,7 @@ def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)  # earlier text is a preamble
     for at, item in enumerate(items):
         if item["type"] == "reasoning":
-            made.append(_message("assistant", text_of(item), channel="analysis"))
+            made.append(_message("assistant", reasoning_text(item), channel="analysis"))
         elif item["type"] == "message":
             texts = [part.get("text") or part.get("refusal") or "" for part in item["content"]]
             made.append(_message("assistant", *texts, channel="commentary" if at < last_call else "final"))

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..parts import reasoning_text
 from ..types import Item
-from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done, readable_text
+from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
 
 Source = Mapping[str, Any]
 """A source found by a web search: `url`, `title` and `number`. By default, sources are numbered in order from 1."""
@@ -132,7 +133,7 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 def hide_logprobs(items: list[Item]) -> None:
     """Remove the log probabilities of reasoning from the messages of a whole answer. vLLM adds them to those of the text."""
-    thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
+    thoughts = "\n".join(filter(None, (reasoning_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None
         for part in parts if isinstance(parts, list) else ():
