@@ -14,10 +14,11 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .asgi.access import APIKeyMiddleware, RateLimits
+from .asgi.access import APIKeyMiddleware, Origins, RateLimits
 from .asgi.admin import checks, open_admin
 from .asgi.middleware import Application, Dispatcher
 from .asgi.proxy import PassablePaths, ReverseProxy
+from .asgi.requests import EndpointContext, Reader
 from .asgi.routes import DescriptionMiddleware, Routes
 from .asgi.telemetry import TelemetryMiddleware
 from .auth import APIKeys
@@ -253,8 +254,10 @@ async def open_application(
             is_working = jobs.is_working if worker is not None else None
         readiness = checks(upstream, state, is_working, runner.drain, is_listening)
         await stack.enter_async_context(open_admin(settings.server, readiness, state))
-        routes = Routes(runner, upstream, state, jobs, settings, cache, limits)
-        yield Application(_around(routes, settings), runner.drain, jobs, upstream)
+        reader = Reader(settings.limits, settings.auth, settings.server, settings.upstream.forward_headers)
+        origins = Origins(settings.server.cors_origins)
+        context = EndpointContext(runner, upstream, state, jobs, cache, reader, origins, limits, settings)
+        yield Application(_around(Routes(context), settings), runner.drain, jobs, upstream)
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:

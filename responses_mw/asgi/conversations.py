@@ -1,9 +1,8 @@
-"""The Conversations API (OpenAI reference, "Conversations")."""
+"""The endpoints of the Conversations API (OpenAI reference, "Conversations"). `routes.py` lists them."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -21,100 +20,104 @@ from ..protocol.request.tools import check_number_of_tools
 from ..protocol.types import Item
 from ..state import Conversation, Page, State
 from ..threads import by_size
-from ..upstream import Caller, Upstream
+from ..upstream import Caller
 from .http_responses import JSONResponse
-from .requests import Reader, included, listed, paging, shown
+from .requests import EndpointContext, included, listed, paging, shown
 
 MAX_NEW_ITEMS = 20
 """Maximum number of items that one request may add."""
 
 
-@dataclass(eq=False)
-class ConversationRoutes:
-    """The endpoints that `routes.py` lists. `state` is None if the server has no stored state."""
+async def create(context: EndpointContext, request: Request) -> ASGIApp:
+    state, caller = await _verified(context, request)
+    body, size = await _body(context, request, "items", "metadata")
+    tag = ids.new_tag()
+    conversation = Conversation(f"conv_{tag}", int(time.time()), check_metadata(body.get("metadata", {}), "metadata"))
+    added = await _items(body.get("items", []), size, RunIds(tag), state, caller.owner)
+    await state.conversations.create(conversation, added, caller.owner)
+    return JSONResponse(_shown(conversation))
 
-    upstream: Upstream
-    state: State | None
-    reader: Reader
 
-    async def create(self, request: Request) -> ASGIApp:
-        state, caller = await self._verified(request)
-        body, size = await self._body(request, "items", "metadata")
-        tag = ids.new_tag()
-        conversation = Conversation(f"conv_{tag}", int(time.time()), check_metadata(body.get("metadata", {}), "metadata"))
-        items = await self._items(body.get("items", []), size, RunIds(tag), state, caller.owner)
-        await state.conversations.create(conversation, items, caller.owner)
-        return JSONResponse(_shown(conversation))
+async def retrieve(context: EndpointContext, request: Request) -> ASGIApp:
+    state, caller = await _verified(context, request)
+    return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
-    async def retrieve(self, request: Request) -> ASGIApp:
-        state, caller = await self._verified(request)
-        return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
-    async def update(self, request: Request) -> ASGIApp:
-        state, caller = await self._verified(request)
-        # The official client sends null to remove all metadata. A missing member is probably a mistake, so it is refused.
-        body, _ = await self._body(request, "metadata", required="metadata")
-        metadata = check_metadata(body.get("metadata", {}), "metadata")
-        return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))
+async def update(context: EndpointContext, request: Request) -> ASGIApp:
+    state, caller = await _verified(context, request)
+    # The official client sends null to remove all metadata. A missing member is probably a mistake, so it is refused.
+    body, _ = await _body(context, request, "metadata", required="metadata")
+    metadata = check_metadata(body.get("metadata", {}), "metadata")
+    return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))
 
-    async def delete(self, request: Request) -> ASGIApp:
-        state, caller = await self._verified(request)
-        await state.conversations.delete(_id(request), caller.owner)
-        return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
-    async def create_items(self, request: Request) -> ASGIApp:
-        include = included(request)
-        state, caller = await self._verified(request)
-        body, size = await self._body(request, "items")
-        if "items" not in body:  # `_body` omits nulls
-            checks.missing("items")
-        await state.conversations.get(_id(request), caller.owner)
-        made = RunIds(_id(request).removeprefix("conv_"))
-        items = await self._items(body["items"], size, made, state, caller.owner)
-        await state.conversations.append(_id(request), items, caller.owner, made.random)
-        return JSONResponse(listed(Page(items, has_more=False), include))
+async def delete(context: EndpointContext, request: Request) -> ASGIApp:
+    state, caller = await _verified(context, request)
+    await state.conversations.delete(_id(request), caller.owner)
+    return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
-    async def items(self, request: Request) -> ASGIApp:
-        include, page = included(request), paging(request)
-        state, caller = await self._verified(request)
-        return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
-    async def item(self, request: Request) -> ASGIApp:
-        include = included(request)
-        state, caller = await self._verified(request)
-        item_id = request.path_params["item_id"]
-        return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
+async def create_items(context: EndpointContext, request: Request) -> ASGIApp:
+    include = included(request)
+    state, caller = await _verified(context, request)
+    body, size = await _body(context, request, "items")
+    if "items" not in body:  # `_body` omits nulls
+        checks.missing("items")
+    await state.conversations.get(_id(request), caller.owner)
+    made = RunIds(_id(request).removeprefix("conv_"))
+    added = await _items(body["items"], size, made, state, caller.owner)
+    await state.conversations.append(_id(request), added, caller.owner, made.random)
+    return JSONResponse(listed(Page(added, has_more=False), include))
 
-    async def delete_item(self, request: Request) -> ASGIApp:
-        state, caller = await self._verified(request)
-        item_id = request.path_params["item_id"]
-        return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
-    async def _verified(self, request: Request) -> tuple[State, Caller]:
-        caller = self.reader.caller(request)
-        await self.upstream.verify(caller)
-        if self.state is None:
-            raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
-        return self.state, caller
+async def items(context: EndpointContext, request: Request) -> ASGIApp:
+    include, page = included(request), paging(request)
+    state, caller = await _verified(context, request)
+    return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
-    async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
-        """Return the items in `value`, the member `items` of a body of `size` bytes, with ids from `made`."""
 
-        def parsed() -> list[Item]:
-            check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
-            return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
+async def item(context: EndpointContext, request: Request) -> ASGIApp:
+    include = included(request)
+    state, caller = await _verified(context, request)
+    item_id = request.path_params["item_id"]
+    return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
-        return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)
 
-    async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
-        """Return the members that are not null, and the body's size. Only `names` are accepted. `required` may be null."""
-        sent, size = await self.reader.read(request, lambda body, size: (body, size))
-        body = checks.mapping(sent, "body")
-        for name in body.keys() - names:
-            checks.unknown(name)
-        if required is not None and required not in sent:
-            checks.missing(required)
-        return body, size
+async def delete_item(context: EndpointContext, request: Request) -> ASGIApp:
+    state, caller = await _verified(context, request)
+    item_id = request.path_params["item_id"]
+    return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
+
+
+async def _verified(context: EndpointContext, request: Request) -> tuple[State, Caller]:
+    caller = context.reader.caller(request)
+    await context.upstream.verify(caller)
+    if context.state is None:
+        raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
+    return context.state, caller
+
+
+async def _items(value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
+    """Return the items in `value`, the member `items` of a body of `size` bytes, with ids from `made`."""
+
+    def parsed() -> list[Item]:
+        check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
+        return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
+
+    return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)
+
+
+async def _body(
+    context: EndpointContext, request: Request, *names: str, required: str | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return the members that are not null, and the body's size. Only `names` are accepted. `required` may be null."""
+    sent, size = await context.reader.read(request, lambda body, size: (body, size))
+    body = checks.mapping(sent, "body")
+    for name in body.keys() - names:
+        checks.unknown(name)
+    if required is not None and required not in sent:
+        checks.missing(required)
+    return body, size
 
 
 def _id(request: Request) -> str:

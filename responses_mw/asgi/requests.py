@@ -12,19 +12,23 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive
 
 from ..auth import API_KEY, owner_in
+from ..cache import Cache
 from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
+from ..engine.runner import Runner
 from ..errors import BadRequest, RequestTimeout, TooLarge, Unavailable
+from ..jobs import JobService
 from ..protocol.request import checks
 from ..protocol.request.checks import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
 from ..protocol.response import document
 from ..protocol.types import Item, Part
-from ..settings import AuthSettings, LimitSettings, ServerSettings
-from ..state import Page
+from ..settings import AuthSettings, LimitSettings, ServerSettings, Settings
+from ..state import Page, State
 from ..telemetry.context import annotate
 from ..threads import by_size
-from ..upstream import Caller, Standing
+from ..upstream import Caller, Standing, Upstream
+from .access import Origins, RateLimits
 
 T = TypeVar("T")
 
@@ -150,6 +154,21 @@ async def next_message(receive: Receive) -> Message:
             return await receive()
     except TimeoutError:
         raise RequestTimeout(f"No data of the request body arrived for {BODY_TIMEOUT:g} s.") from None
+
+
+@dataclass(frozen=True, eq=False)
+class EndpointContext:
+    """The objects that the endpoints share. `state` and `jobs` are None if the server has no stored state."""
+
+    runner: Runner
+    upstream: Upstream
+    state: State | None
+    jobs: JobService | None
+    cache: Cache | None
+    reader: Reader
+    origins: Origins
+    limits: RateLimits
+    settings: Settings
 
 
 def paging(request: Request) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -18,43 +17,31 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..cache import Cache
-from ..engine.run import Drain
-from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
-from ..jobs import JobService
-from ..settings import ServerSettings, Settings
-from ..state import State
+from ..settings import ServerSettings
 from ..telemetry.context import annotate
-from ..upstream import Upstream
 from ..version import VERSION
-from .access import Origins, RateLimits
-from .conversations import ConversationRoutes
+from . import conversations, responses
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
-from .requests import HOST_SCOPE, Reader
-from .responses import ResponseRoutes
+from .requests import HOST_SCOPE, EndpointContext
 from .websocket import WebSockets
 
-Endpoint = Callable[..., Awaitable[ASGIApp]]
-
+Endpoint = Callable[[EndpointContext, Request], Awaitable[ASGIApp]]
 
 _ONE = "/v1/conversations/{conversation_id}"
 
-_RESPONSES: dict[str, dict[str, Endpoint]] = {
-    "/v1/responses": {"POST": ResponseRoutes.create, "GET": ResponseRoutes.connect},
-    "/v1/responses/compact": {"POST": ResponseRoutes.compact},
-    "/v1/responses/input_tokens": {"POST": ResponseRoutes.count_tokens},
-    "/v1/responses/{response_id}": {"GET": ResponseRoutes.retrieve, "DELETE": ResponseRoutes.delete},
-    "/v1/responses/{response_id}/cancel": {"POST": ResponseRoutes.cancel},
-    "/v1/responses/{response_id}/input_items": {"GET": ResponseRoutes.input_items},
+ROUTES: dict[str, dict[str, Endpoint]] = {
+    "/v1/responses": {"POST": responses.create, "GET": responses.connect},
+    "/v1/responses/compact": {"POST": responses.compact},
+    "/v1/responses/input_tokens": {"POST": responses.count_tokens},
+    "/v1/responses/{response_id}": {"GET": responses.retrieve, "DELETE": responses.delete},
+    "/v1/responses/{response_id}/cancel": {"POST": responses.cancel},
+    "/v1/responses/{response_id}/input_items": {"GET": responses.input_items},
+    "/v1/conversations": {"POST": conversations.create},
+    _ONE: {"GET": conversations.retrieve, "POST": conversations.update, "DELETE": conversations.delete},
+    f"{_ONE}/items": {"POST": conversations.create_items, "GET": conversations.items},
+    f"{_ONE}/items/{{item_id}}": {"GET": conversations.item, "DELETE": conversations.delete_item},
 }
-_CONVERSATIONS: dict[str, dict[str, Endpoint]] = {
-    "/v1/conversations": {"POST": ConversationRoutes.create},
-    _ONE: {"GET": ConversationRoutes.retrieve, "POST": ConversationRoutes.update, "DELETE": ConversationRoutes.delete},
-    f"{_ONE}/items": {"POST": ConversationRoutes.create_items, "GET": ConversationRoutes.items},
-    f"{_ONE}/items/{{item_id}}": {"GET": ConversationRoutes.item, "DELETE": ConversationRoutes.delete_item},
-}
-ROUTES = {**_RESPONSES, **_CONVERSATIONS}
 """Maps each path to its HTTP methods and their endpoints."""
 
 
@@ -64,30 +51,9 @@ class Routes:
     `scope["responses_mw.path"]` must be the path from `/v1` on. An unknown path gets a 404 in OpenAI's format.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        upstream: Upstream,
-        state: State | None,
-        jobs: JobService | None,
-        settings: Settings,
-        cache: Cache | None,
-        limits: RateLimits,
-    ) -> None:
-        server, caching = settings.server, settings.cache
-        reader = Reader(settings.limits, settings.auth, server, settings.upstream.forward_headers)
-        origins = Origins(server.cors_origins)
-        websockets = WebSockets(
-            runner, upstream, state, reader, origins, limits, server, settings.limits, caching, settings.state.required
-        )
-        responses = ResponseRoutes(runner, upstream, state, jobs, reader, limits, server, caching, cache)
-        conversations = ConversationRoutes(upstream, state, reader)
-        routes: list[BaseRoute] = []
-        for owner, operations in ((responses, _RESPONSES), (conversations, _CONVERSATIONS)):
-            for path, methods in operations.items():
-                endpoints = {method: partial(endpoint, owner) for method, endpoint in methods.items()}
-                routes.append(Route(path, _Resource(path, endpoints, origins, limits, runner.drain)))
-        routes.append(WebSocketRoute("/v1/responses", websockets))
+    def __init__(self, context: EndpointContext) -> None:
+        routes: list[BaseRoute] = [Route(path, _Resource(path, endpoints, context)) for path, endpoints in ROUTES.items()]
+        routes.append(WebSocketRoute("/v1/responses", WebSockets(context)))
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,10 +66,8 @@ class _Resource:
     """One path. `endpoints` maps HTTP methods to endpoints, whose exceptions are converted to error responses."""
 
     path: str
-    endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]
-    origins: Origins
-    limits: RateLimits
-    drain: Drain
+    endpoints: Mapping[str, Endpoint]
+    context: EndpointContext
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp | None = None
@@ -116,22 +80,23 @@ class _Resource:
                 await response(scope, receive, send)
         except asyncio.CancelledError:
             is_unanswered = response is None or (isinstance(response, EventResponse) and not response.has_started)
-            if self.drain.is_over and is_unanswered:
-                await ErrorResponse(self.drain.error())(scope, receive, send)
+            drain = self.context.runner.drain
+            if drain.is_over and is_unanswered:
+                await ErrorResponse(drain.error())(scope, receive, send)
             raise
         finally:
-            await self.limits.end_stream(scope)
+            await self.context.limits.end_stream(scope)
 
     async def _respond(self, request: Request) -> ASGIApp:
         method = request.method
         if method not in ("GET", "HEAD", "OPTIONS"):
-            self.origins.check(request.headers)
+            self.context.origins.check(request.headers)
         endpoint = self.endpoints.get(method)
         if endpoint is None:
             message = f"Method {method} is not allowed for {request.scope['responses_mw.path']}."
             raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(self.endpoints))})
         annotate(route=self.path)
-        return await endpoint(request)
+        return await endpoint(self.context, request)
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:

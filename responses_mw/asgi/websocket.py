@@ -33,13 +33,11 @@ from ..engine.runner import Runner
 from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable
 from ..protocol.request import checks
 from ..protocol.request.create import CreateResponse
-from ..settings import CacheSettings, LimitSettings, ServerSettings
-from ..state import State
+from ..settings import CacheSettings
 from ..threads import by_size
-from ..upstream import Caller, Upstream
-from .access import Origins, RateLimits
+from ..upstream import Caller
 from .http_responses import ErrorResponse
-from .requests import HOST_SCOPE, Reader
+from .requests import HOST_SCOPE, EndpointContext
 from .websocket_memory import ConnectionHistory, Memory, Share
 
 logger = logging.getLogger(__name__)
@@ -56,23 +54,13 @@ _CREATE, _STEER = "response.create", "response.steer"
 _GOING_AWAY, _BROKEN, _SERVICE_RESTART = 1001, 1011, 1012
 
 
-@dataclass(eq=False)
 class WebSockets:
     """An ASGI application that serves the WebSockets of this process."""
 
-    runner: Runner
-    upstream: Upstream
-    state: State | None
-    reader: Reader
-    origins: Origins
-    rate_limits: RateLimits
-    server: ServerSettings
-    limits: LimitSettings
-    caching: CacheSettings
-    storage_required: bool
-
-    def __post_init__(self) -> None:
-        self._memory = Memory(owner_bytes=self.limits.memory_bytes // 4, total_bytes=self.limits.memory_bytes)
+    def __init__(self, context: EndpointContext) -> None:
+        self._context = context
+        memory_bytes = context.settings.limits.memory_bytes
+        self._memory = Memory(owner_bytes=memory_bytes // 4, total_bytes=memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = scope.get(HOST_SCOPE, scope)
@@ -81,28 +69,36 @@ class WebSockets:
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
+        context, settings = self._context, self._context.settings
         with self._memory.share(caller.owner) as share:
             await WebSocket(scope, receive, send).accept()
-            history = ConnectionHistory(self.state, share, required=self.storage_required)
-            admission = partial(self.rate_limits.admitted, scope)
-            parse, maximum = self.reader.parse, self.limits.max_request_bytes
             connection = WebSocketConnection(
-                self.runner, history, share, parse, admission, caller, self.caching, maximum, receive, send
+                context.runner,
+                ConnectionHistory(context.state, share, required=settings.state.required),
+                share,
+                context.reader.parse,
+                partial(context.limits.admitted, scope),
+                caller,
+                settings.cache,
+                settings.limits.max_request_bytes,
+                receive,
+                send,
             )
             await connection.run()
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
-        self.origins.check(Headers(scope=scope))
+        self._context.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
-        caller = self.reader.caller(HTTPConnection(http_scope))
+        caller = self._context.reader.caller(HTTPConnection(http_scope))
         # A request with `generate: false` does not call the upstream, which would check the credential.
-        await self.upstream.verify(caller)
-        shares, maximum = self._memory.shares, max(1, self.server.max_websockets // 5)
+        await self._context.upstream.verify(caller)
+        shares, total = self._memory.shares, self._context.settings.server.max_websockets
+        maximum = max(1, total // 5)
         if caller.owner in shares and shares[caller.owner].connections >= maximum:
             raise RateLimited(f"You already have {maximum} open WebSocket connections.")
-        if sum(share.connections for share in shares.values()) >= self.server.max_websockets:
+        if sum(share.connections for share in shares.values()) >= total:
             raise Unavailable("This server has too many open WebSocket connections.", retry_after=5)
         return caller
 
