@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from .tour_servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
 
 PACE = 0.02  # seconds per token: slow enough to see answers stream
-_LABELS = {"response.reasoning_text.delta": "thought", "response.output_text.delta": "answer"}
 
 
 class CheckFailed(Exception):
@@ -85,20 +84,6 @@ def streamed_answer(site: Deployment) -> str:
     return f"{len(events)} events, {deltas} of them text deltas"
 
 
-def reasoning_model(site: Deployment) -> str:
-    question = "What is 17 * 23 + 9?"
-    _show(f'client.responses.stream(model="demo-thinker", input="{question}")')
-    with site.client.responses.stream(model="demo-thinker", input=question) as stream:
-        _follow(stream)
-        response = stream.get_final_response()
-    kinds = [item.type for item in response.output]
-    _expect(kinds == ["reasoning", "message"], f"a reasoning item and then a message, not {kinds}")
-    _expect("400" in response.output_text, f"400 in the answer, not “{response.output_text}”")
-    tokens = response.usage.output_tokens_details.reasoning_tokens if response.usage else 0
-    _expect(tokens > 0, "the usage to count reasoning tokens")
-    return f"the reasoning is a separate item, and {tokens} tokens of the usage"
-
-
 WEATHER_TOOL: FunctionToolParam = {
     "type": "function",
     "name": "get_weather",
@@ -151,17 +136,6 @@ def structured_output(site: Deployment) -> str:
     expected = Person(name="Ada Lovelace", birthplace="London", born=1815)
     _expect(response.output_parsed == expected, f"{expected!r}")
     return "the answer is an object of our own class"
-
-
-def an_error(site: Deployment) -> str:
-    _show('client.responses.create(model="no-such-model", input="Hello")')
-    try:
-        site.client.responses.create(model="no-such-model", input="Hello")
-    except openai.NotFoundError as error:
-        print(f"   error    {error.message}")
-        _expect("no-such-model" in error.message, "the message to name the model")
-        return "the upstream's 404 arrives as openai.NotFoundError"
-    raise CheckFailed("openai.NotFoundError for a model that does not exist")
 
 
 def chain_across_replicas(site: Deployment) -> str:
@@ -231,10 +205,8 @@ def resumed_after_a_kill(site: Deployment) -> str:
 
 STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
     ("A streamed answer", streamed_answer),
-    ("A reasoning model", reasoning_model),
     ("A function call and its follow-up", function_call),
     ("Structured output", structured_output),
-    ("An error", an_error),
     ("A chain across two replicas", chain_across_replicas),
     ("A tool of an MCP server", mcp_tool),
     ("A cache hit", cache_hit),
@@ -297,19 +269,16 @@ def _show(call: str) -> None:
 
 
 def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print a stream's text, up to `until`. Return the events, the answer, and the seconds from the first to the last delta."""
-    events, text, arrived, shown = [], "", [], ""
+    """Print a stream's text, up to `until`. Return the events, the text, and the seconds from the first to the last delta."""
+    events, text, arrived = [], "", []
+    print("   answer   ", end="")
     for event in stream:
         events.append(event)
-        label = _LABELS.get(event.type)
-        if label is None:
+        if event.type != "response.output_text.delta":
             continue
-        if label != shown:
-            print(f"\n   {label:9}" if shown else f"   {label:9}", end="")
-            shown = label
         print(event.delta, end="", flush=True)
         arrived.append(time.monotonic())
-        text += event.delta if label == "answer" else ""
+        text += event.delta
         if until is not None and text.endswith(until):
             break
     print()
