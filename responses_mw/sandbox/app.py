@@ -43,7 +43,13 @@ def create_app(settings: SandboxSettings, isolation: Isolation) -> ASGIApp:
             yield
 
     server = MCPServer("responses-mw sandbox", instructions=_INSTRUCTIONS, lifespan=lifespan, log_level="WARNING")
+    _add_tool(server, containers)
+    server.custom_route(HEALTH, methods=["GET"])(_health)
+    app = server.streamable_http_app(stateless_http=True, host=settings.host)
+    return app if settings.token is None else _BearerToken(app, settings.token.get_secret_value())
 
+
+def _add_tool(server: MCPServer[None], containers: Containers) -> None:
     @server.tool(description=_INSTRUCTIONS, structured_output=True)
     async def python(
         context: Context[Any, Any],
@@ -60,12 +66,9 @@ def create_app(settings: SandboxSettings, isolation: Isolation) -> ASGIApp:
         content = [TextContent(type="text", text=_text(outcome))]
         return CallToolResult(content=content, structured_content=outcome.model_dump(), is_error=outcome.ended is not None)
 
-    async def health(_: Request) -> Response:
-        return PlainTextResponse("ok")
 
-    server.custom_route(HEALTH, methods=["GET"])(health)
-    app = server.streamable_http_app(stateless_http=True, host=settings.host)
-    return app if settings.token is None else _BearerToken(app, settings.token.get_secret_value())
+async def _health(_: Request) -> Response:
+    return PlainTextResponse("ok")
 
 
 def serve(settings: SandboxSettings) -> None:

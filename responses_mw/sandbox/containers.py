@@ -253,24 +253,29 @@ class Container:
                 return self._outcome("", "", None, "it ended in an earlier call")
             for output in self._outputs:
                 os.ftruncate(output, 0)
-            reply, ended = None, None
-            try:
-                async with asyncio.timeout(self.settings.call_timeout):
-                    reply = await self._exchange(code)
-                    await self._sweep()
-            except TimeoutError:
-                ended = f"the call took longer than {self.settings.call_timeout:g} seconds"
-            except SandboxError as error:
-                ended = str(error)
-            except (EOFError, ConnectionError):
-                ended = await self._cause()
-            except BaseException:
-                self.cut()
-                raise
-            if ended is not None:
-                self.cut()
+            reply, ended = await self._execute(code)
             stdout, stderr = (_printed(output, self.settings.output_bytes) for output in self._outputs)
             return self._outcome(stdout, stderr, reply, ended)
+
+    async def _execute(self, code: str) -> tuple[_Reply | None, str | None]:
+        """Run a cell. Return its reply, if there is one, and why the container ended, or None if it still exists."""
+        reply = None
+        try:
+            async with asyncio.timeout(self.settings.call_timeout):
+                reply = await self._exchange(code)
+                await self._sweep()
+                return reply, None
+        except TimeoutError:
+            ended = f"the call took longer than {self.settings.call_timeout:g} seconds"
+        except SandboxError as error:
+            ended = str(error)
+        except (EOFError, ConnectionError):
+            ended = await self._cause()
+        except BaseException:
+            self.cut()
+            raise
+        self.cut()
+        return reply, ended
 
     async def _exchange(self, code: str) -> _Reply:
         assert self._writer is not None

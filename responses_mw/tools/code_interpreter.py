@@ -99,30 +99,32 @@ class CodeInterpreter(ServerTool):
         """
         from .mcp_session import MCPFailure
 
-        given = (parse_arguments(arguments) or {}).get("code")
-        code = given if isinstance(given, str) else arguments
+        code = (parse_arguments(arguments) or {}).get("code")
         async with self._turn:
             try:
-                returned = await self._invoke(code)
-                # Without structured content, the text is an error message of the sandbox, not output of the code.
-                is_lost = (
-                    returned.is_error
-                    and returned.structured_content is None
-                    and f"Container with id '{self.container_id}' not found" in _text(returned)
-                )
-                if is_lost:
-                    self.container_id = None
-                    returned = await self._invoke(code)
+                return await self._run(code if isinstance(code, str) else arguments)
             except MCPFailure as error:
                 text = f"The tool failed: {error.message}"
                 return ToolResult(text, self._members(text), failed=True)
-            outcome = returned.structured_content or {}
-            self.container_id = outcome.get("container_id", self.container_id)
-            text = cut(_text(returned), MAX_OUTPUT_BYTES)
-            result = ToolResult((_LOST if is_lost else "") + text, self._members(text), failed=returned.is_error)
-            if outcome.get("ended") is not None:
-                self.container_id = None
-            return result
+
+    async def _run(self, code: str) -> ToolResult:
+        note, returned = "", await self._invoke(code)
+        if self._is_lost(returned):
+            self.container_id, note = None, _LOST
+            returned = await self._invoke(code)
+        outcome = returned.structured_content or {}
+        self.container_id = outcome.get("container_id", self.container_id)
+        text = cut(_text(returned), MAX_OUTPUT_BYTES)
+        result = ToolResult(note + text, self._members(text), failed=returned.is_error)
+        if outcome.get("ended") is not None:
+            self.container_id = None
+        return result
+
+    def _is_lost(self, returned: CallToolResult) -> bool:
+        """Return whether `returned` reports that the container does not exist."""
+        if not returned.is_error or returned.structured_content is not None:  # the text is output of the code
+            return False
+        return f"Container with id '{self.container_id}' not found" in _text(returned)
 
     async def _invoke(self, code: str) -> CallToolResult:
         arguments = {"code": code, "container_id": self.container_id or _AUTO, **self._memory}

@@ -58,13 +58,7 @@ class Tools:
             _CLASSES[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _CLASSES else tool
             for index, tool in enumerate(tools)
         ]
-        labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
-        if len(labels) > _MAX_SERVERS:  # every server is asked for its tools
-            message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
-            raise BadRequest(message, param="tools", code="array_above_max_length")
-        if len(set(labels)) < len(labels):
-            message = "Invalid 'tools': two MCP servers have the same 'server_label'."
-            raise BadRequest(message, param="tools", code="invalid_value")
+        _check_servers(checked)
         web_search.check_choice(choice, checked, self.search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
@@ -177,25 +171,40 @@ class Toolbox:
         calls: list[dict[str, Any]] = []
         approved: list[ServedFunction] = []
         servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPServer)}
-        for where, request in self._requests.items():
-            label = request["server_label"]
-            if label not in servers:
-                message = f"The MCP server '{label}' of the approved call is not in 'tools'."
-                raise BadRequest(message, param="tools", code="invalid_value")
-            function = {"name": f"approved_{len(calls)}", "arguments": request["arguments"]}
-            served = servers[label].approved(request, function["name"])
-            if served is None:
-                name = request["name"][:64]
-                message = (
-                    f"The approved call cannot be made: the MCP server '{label}' does not list a tool '{name}', "
-                    "or the tool is not allowed."
-                )
-                raise BadRequest(message, param=where, code="invalid_value")
-            approved.append(served)
-            calls.append({"index": len(calls), "id": request["id"], "function": function})
+        for index, (path, request) in enumerate(self._requests.items()):
+            name = f"approved_{index}"
+            approved.append(_approved_function(servers, request, path, name))
+            function = {"name": name, "arguments": request["arguments"]}
+            calls.append({"index": index, "id": request["id"], "function": function})
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
         return approved
+
+
+def _check_servers(tools: Sequence[Tool]) -> None:
+    labels = [tool["server_label"] for tool in tools if tool["type"] == "mcp"]
+    if len(labels) > _MAX_SERVERS:  # every server is asked for its tools
+        message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
+        raise BadRequest(message, param="tools", code="array_above_max_length")
+    if len(set(labels)) < len(labels):
+        message = "Invalid 'tools': two MCP servers have the same 'server_label'."
+        raise BadRequest(message, param="tools", code="invalid_value")
+
+
+def _approved_function(servers: Mapping[str, MCPServer], request: Item, path: str, name: str) -> ServedFunction:
+    """Return a function called `name` for the approval request `request`. `path` is the path of its approval.
+
+    Raises `BadRequest` if the server is not in `servers`, or if the tool may not be called.
+    """
+    label = request["server_label"]
+    if label not in servers:
+        message = f"The MCP server '{label}' of the approved call is not in 'tools'."
+        raise BadRequest(message, param="tools", code="invalid_value")
+    served = servers[label].approved(request, name)
+    if served is None:
+        why = f"the MCP server '{label}' does not list a tool '{request['name'][:64]}', or the tool is not allowed."
+        raise BadRequest(f"The approved call cannot be made: {why}", param=path, code="invalid_value")
+    return served
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
