@@ -143,6 +143,11 @@ def parse(body: bytes) -> ChatRequest:
         faults = [(".".join(("body", *map(str, fault["loc"]))), fault["msg"]) for fault in invalid.errors()]
         message = "; ".join(f"{path}: {fault}" for path, fault in faults)
         raise RequestError(message, error_type="Bad Request", param=faults[0][0]) from None
+    _check(request)
+    return request
+
+
+def _check(request: ChatRequest) -> None:
     if request.model not in MODELS:
         message = f"The model `{request.model}` does not exist. Valid aliases: {', '.join(MODELS)}."
         raise RequestError(message, status=404, error_type="NotFoundError", param="model")
@@ -158,7 +163,6 @@ def parse(body: bytes) -> ChatRequest:
             f"{request.prompt_tokens} input tokens. Please reduce the length of the input prompt."
         )
         raise RequestError(message, param="input_tokens")
-    return request
 
 
 # -- the answer ----------------------------------------------------------------------------------------------------------
@@ -267,15 +271,6 @@ class Answer:
 def create_upstream(pace: float = 0.0) -> Starlette:
     """Create the ASGI application. Its models `demo` and `demo-thinker` generate a token every `pace` seconds."""
 
-    async def health(request: Request) -> Response:
-        return Response()
-
-    async def models(request: Request) -> JSONResponse:
-        # "vllm" makes responses-mw select the dialect of vLLM.
-        shared = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "max_model_len": MAX_MODEL_LEN}
-        data = [{"id": name, "root": name, "parent": None, **shared} for name in MODELS]
-        return JSONResponse({"object": "list", "data": data})
-
     async def chat_completions(request: Request) -> Response:
         try:
             given = answer(parse(await request.body()))
@@ -286,15 +281,27 @@ def create_upstream(pace: float = 0.0) -> Starlette:
         await asyncio.sleep(pace * len(given.deltas))
         return JSONResponse(given.completion())
 
-    async def not_found(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": "Not Found"}, status_code=404)
-
     routes = [
-        Route("/health", health),
-        Route("/v1/models", models),
+        Route("/health", _health),
+        Route("/v1/models", _models),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={404: not_found})
+    return Starlette(routes=routes, exception_handlers={404: _not_found})
+
+
+async def _health(request: Request) -> Response:
+    return Response()
+
+
+async def _models(request: Request) -> JSONResponse:
+    # "vllm" makes responses-mw select the dialect of vLLM.
+    shared = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "max_model_len": MAX_MODEL_LEN}
+    data = [{"id": name, "root": name, "parent": None, **shared} for name in MODELS]
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def _not_found(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "Not Found"}, status_code=404)
 
 
 async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
