@@ -301,6 +301,13 @@ def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
     assert {event.data["item"]["status"] for event in events if event.type.endswith("item.added")} == {"in_progress"}
 
 
+@pytest.mark.parametrize("end", [done(message(text="Hello")), completed(message(text="Hello"))])
+def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) -> None:
+    events = run(numbered(added(message()), end, *([] if "response" in end else [completed()])))
+    assert [event.data["delta"] for event in events if event.type == "response.output_text.delta"] == ["Hello"]
+    assert check(events)["output_text"] == "Hello"
+
+
 @pytest.mark.parametrize(
     "members",
     [

@@ -188,29 +188,34 @@ def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event
 
 
 def emit_item(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool) -> None:
-    """Emit the events of a complete item. Each text becomes one delta. Malformed members are shown only in the item."""
-    place = {"item_id": item["id"], "output_index": index}
-    kinds = {**TEXTS, REASONING_TEXT.part: OPEN_REASONING_TEXT} if open_reasoning else TEXTS
-    lists = [name for name in PARTS if _are_texts(item.get(name), name, kinds)]
-    begun = {**item, **({"status": "in_progress"} if "status" in item else {}), **{name: [] for name in lists}}
+    """Emit the events of a complete item. Malformed texts are shown only in the item."""
+    begun = {**item, **({"status": "in_progress"} if "status" in item else {}), **{name: [] for name in _lists_of(item)}}
     if call := CALL_TEXTS.get(item["type"]):
         begun |= {call.member: "", **{name: None for name in _RESULTS if name in item}}
     emitter.emit(ADDED, output_index=index, item=begun)
-    for name in lists:
-        for number, part in enumerate(item[name]):
-            kind = kinds[part["type"]]
-            _emit_part(emitter, kind, {**place, kind.index: number}, part)
+    emit_parts(emitter, index, item, open_reasoning=open_reasoning)
     if call and isinstance(text := item.get(call.member), str) and text:
-        emitter.emit(f"{call.stem}.delta", **place, delta=text)
+        emitter.emit(f"{call.stem}.delta", item_id=item["id"], output_index=index, delta=text)
     emit_done(emitter, item, index)
 
 
-def _are_texts(parts: Any, holder: str, kinds: dict[str, EventTarget]) -> bool:
-    return bool(parts) and isinstance(parts, list) and all(_is_text(part, holder, kinds) for part in parts)
+def emit_parts(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool) -> None:
+    """Emit the events of the parts of a complete item. Each text becomes one delta."""
+    kinds = {**TEXTS, REASONING_TEXT.part: OPEN_REASONING_TEXT} if open_reasoning else TEXTS
+    for name in _lists_of(item):
+        for number, part in enumerate(item[name]):
+            kind = kinds[part["type"]]
+            _emit_part(emitter, kind, {"item_id": item["id"], "output_index": index, kind.index: number}, part)
 
 
-def _is_text(part: Any, holder: str, kinds: dict[str, EventTarget]) -> bool:
-    kind = kinds.get(str(part.get("type"))) if isinstance(part, dict) else None
+def _lists_of(item: Item) -> list[str]:
+    """Return the names of the members that consist of well-formed texts."""
+    lists = {name: item.get(name) for name in PARTS}
+    return [name for name, parts in lists.items() if isinstance(parts, list) and all(_is_text(part, name) for part in parts)]
+
+
+def _is_text(part: Any, holder: str) -> bool:
+    kind = TEXTS.get(str(part.get("type"))) if isinstance(part, dict) else None
     if kind is None or kind.holder != holder:
         return False
     return isinstance(part.get(kind.member), str) and isinstance(part.get("annotations") or [], list)

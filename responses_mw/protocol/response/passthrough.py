@@ -41,6 +41,7 @@ from .events import (
     Event,
     EventTarget,
     emit_item,
+    emit_parts,
     ending,
     with_summary,
 )
@@ -307,6 +308,8 @@ class ResponsesPassthrough(ResponseBuilder):
             self._known[item["id"]] = ours
         item = self._sealed({**self._renamed(item), "id": ours})
         self._end_parts(place, self._unfinished[place])
+        if not any(self._output.put(place).get(name) for name in PARTS):  # nothing has been streamed
+            emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _sealed(self, item: Item) -> Item:
