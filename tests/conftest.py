@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from itertools import count
@@ -42,6 +43,21 @@ _CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_larg
 hypothesis.settings.register_profile("quick", max_examples=8, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.register_profile("deep", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt modules and collected tests from garbage collection, as `responses-mw serve` does for modules.
+
+    They are never freed. Traversing them again and again took an eighth of the suite's CPU time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
