@@ -44,7 +44,7 @@ def port() -> int:
 
 @asynccontextmanager
 async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, trust_env=False) as client:
         yield client
 
 

@@ -189,7 +189,7 @@ async def test_a_stream_shorter_than_the_drain_is_completed_while_the_server_is_
     admin, go = free_port(), Signal()
     server = launch(drain_timeout=60, admin_port=admin)
     answer = upstream.stream(text("Hel"), go, text("lo"), finish())
-    async with aclosing(server), httpx.AsyncClient(trust_env=False) as client:
+    async with aclosing(server), httpx.AsyncClient(verify=False, trust_env=False) as client:
         streaming = asyncio.create_task(server.http.post("/v1/responses", json={**BODY, "stream": True}))
         await answer.asked.wait()
         server.stop()

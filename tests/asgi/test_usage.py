@@ -41,7 +41,7 @@ async def used(settings: dict[str, Any], query: str = "") -> httpx.Response:
     port = free_port()
     async with (
         lifespan(create_app(make_settings(**settings, server__admin_port=port))),
-        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(verify=False, trust_env=False) as http,
     ):
         return await http.get(f"http://127.0.0.1:{port}/usage{query}")
 

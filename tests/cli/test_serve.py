@@ -40,7 +40,7 @@ def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
     )
     listening = server.wait_for(r"listens on (http://127\.0\.0\.1:[1-9]\d+/llm)/v1\n")[1]
     server.wait_for("admin port")
-    assert httpx.get(f"{listening}/v1/responses", trust_env=False).status_code == 405
+    assert httpx.get(f"{listening}/v1/responses", verify=False, trust_env=False).status_code == 405
     for line in (
         rf"upstream +{url} \(vllm\)",
         r"store +redis://127\.0\.0\.1:1/0",
@@ -85,7 +85,7 @@ def test_a_server_that_stops_says_what_it_waits_for(
     url = server.wait_for(r"listens on (\S+)")[1]
     go = Signal()
     answer = upstream.stream(text("Hel"), go, text("lo"), finish())
-    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as client:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(verify=False, trust_env=False, timeout=PATIENCE) as client:
         asked = pool.submit(client.post, f"{url}/responses", json={"model": "tiny", "input": "Hi", "stream": True})
         while not answer.asked.is_set():
             assert not asked.done()

@@ -43,7 +43,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    http = openai.DefaultHttpxClient(verify=False, trust_env=False)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client:
         yield client
 
 
@@ -55,7 +56,7 @@ def ask(client: openai.OpenAI, *texts: str, model: str = "demo", **extra: Any) -
 
 def raw_stream(url: str, **body: Any) -> list[Any]:
     """The chunks of a stream, as they are on the wire, and `[DONE]` at the end."""
-    response = httpx.post(f"{url}/v1/chat/completions", json={"stream": True, **body})
+    response = httpx.post(f"{url}/v1/chat/completions", json={"stream": True, **body}, verify=False)
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, rest = response.text.split("\n\n")
     assert rest == ""
@@ -294,7 +295,7 @@ def test_log_probabilities_come_with_each_token_where_they_are_asked_for(client:
 
 def test_models_and_health_are_served(client: openai.OpenAI, url: str) -> None:
     assert [(model.id, model.owned_by) for model in client.models.list()] == [("demo", "vllm"), ("demo-thinker", "vllm")]
-    health = httpx.get(f"{url}/health")
+    health = httpx.get(f"{url}/health", verify=False)
     assert (health.status_code, health.content) == (200, b"")
 
 
@@ -350,7 +351,7 @@ def test_a_bad_request_is_refused_with_its_reason(
     url: str, change: dict[str, Any], status: int, error_type: str, param: str | None, words: str
 ) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], **change}
-    response = httpx.post(f"{url}/v1/chat/completions", json=body)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, verify=False)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, status)
     assert (error["type"], error["param"]) == (error_type, param)
@@ -358,11 +359,11 @@ def test_a_bad_request_is_refused_with_its_reason(
 
 
 def test_a_body_that_is_not_json_is_a_validation_error(url: str) -> None:
-    response = httpx.post(f"{url}/v1/chat/completions", content=b'{"model": "demo", ')
+    response = httpx.post(f"{url}/v1/chat/completions", content=b'{"model": "demo", ', verify=False)
     assert response.status_code == 400
     assert "Invalid JSON" in response.json()["error"]["message"]
 
 
 def test_an_unknown_path_is_not_found(url: str) -> None:
-    response = httpx.post(f"{url}/v1/responses", json={})
+    response = httpx.post(f"{url}/v1/responses", json={}, verify=False)
     assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})

@@ -162,7 +162,7 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
             with valkey.client() as client:
                 client.config_set("maxmemory", client.info("memory")["used_memory"])
             documents = [await create(http) for _ in range(3)]
-            async with httpx.AsyncClient(trust_env=False) as admin:
+            async with httpx.AsyncClient(verify=False, trust_env=False) as admin:
                 ready = await admin.get(f"http://127.0.0.1:{port}/readyz")
             assert await check(app.settings, [], lambda: None) == 1
     assert not any(document["store"] for document in documents)

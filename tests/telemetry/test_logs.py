@@ -121,7 +121,7 @@ async def test_a_path_that_has_a_line_break_is_logged_in_one_line(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HumanFormatter())
     monkeypatch.setattr(logging.getLogger("responses_mw.asgi.proxy"), "handlers", [handler])
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(verify=False, trust_env=False) as client:
         url = serve(ReverseProxy(httpx.AsyncHTTPTransport(), "http://127.0.0.1:9"))
         assert (await client.get(f"{url}/v1/%0a%1b[2Kforged")).status_code == 502
     [line] = capfd.readouterr().err.splitlines()

@@ -57,7 +57,7 @@ def server(given: dict[str, Any], settings: Settings = SETTINGS, **members: Any)
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
 def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
-    tools = Tools(SETTINGS.tools, SETTINGS.search, httpx.AsyncClient(), Sealer([]))
+    tools = Tools(SETTINGS.tools, SETTINGS.search, httpx.AsyncClient(verify=False), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
         tools.check([tool(server_label=label) for label in labels])
