@@ -18,6 +18,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 
 from ..lua import Script
 from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
@@ -25,6 +26,9 @@ from .errors import EmbeddedFailed, StateUnavailable
 
 # The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
+
+# redis-py's own name and version. By default, each new connection would search the installed packages for them.
+_DRIVER = DriverInfo()
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
@@ -48,6 +52,7 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
         "socket_read_size": READ_SIZE,
         "retry": Retry(NoBackoff(), 0),
         "max_connections": max_connections,
+        "driver_info": _DRIVER,
     }
     if kind == "cluster":
         return _cluster(scheme, url, options)
