@@ -130,9 +130,9 @@ class Faults:
             both.execute()
 
     async def damage_queue(self, _: Process, amount: float) -> None:
-        """Replace a key of a partition with a value of the wrong type for 2 seconds."""
+        """Replace a key of the queue with a value of the wrong type for 2 seconds."""
         client = self._deployment.redis
-        keys = sorted(key for key in client.scan_iter("rmw:{q1p?}:*", count=1000) if not key.endswith(b":clock"))
+        keys = sorted(key for key in client.scan_iter("rmw:{q2}:*", count=1000) if not key.endswith(b":clock"))
         if keys:
             key, kept = keys[int(amount * len(keys))], b"kept"
             with suppress(redis.ResponseError):  # the key has just been removed

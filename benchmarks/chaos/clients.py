@@ -152,14 +152,14 @@ class Jobs:
         damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
         records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))
         states = {record: client.hget(record, "status").decode() for record in records}  # type: ignore[union-attr]
-        queued = [job.decode() for key in client.scan_iter("rmw:{q1p?}:jobs", _type="HASH") for job in client.hkeys(key)]  # type: ignore[union-attr]
+        queued = [job.decode() for job in client.hkeys("rmw:{q2}:jobs")]  # type: ignore[union-attr]
         problems = [f"{record!r} is {status}" for record, status in states.items() if status in RUNNING]
         problems += [f"{job} is left in the queue" for job in queued]
         for key in set(client.scan_iter("rmw:*", count=1000)) - damaged:
             record = key.replace(b":k:", b":r:")
             if record != key:
                 problems.append(f"{key!r} still exists, its response is {states.get(record, 'missing')}")
-            if client.ttl(key) == -1 and not key.startswith(b"rmw:{q1p"):
+            if client.ttl(key) == -1 and not key.startswith(b"rmw:{q2}"):
                 problems.append(f"{key!r} never expires")
         return problems + [f"the follower of {job.response_id} is still reading" for job in self.jobs if not job.followed]
 

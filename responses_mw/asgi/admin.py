@@ -193,10 +193,10 @@ def monitoring(state: State | None, check_upstream: Check | None) -> AbstractAsy
 async def _measure_state(state: State) -> None:
     while True:
         try:
+            await state.check()  # records the memory
             found = await state.queue.backlog()
             QUEUE_DEPTH.set(found.jobs)
             QUEUE_AGE.set(found.seconds)
-            await state.check()  # records the memory
         except StateUnavailable as error:  # the state has counted the failure
             logger.debug("could not measure Redis: %s", error.message)
         await asyncio.sleep(INTERVAL)

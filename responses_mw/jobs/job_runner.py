@@ -319,6 +319,10 @@ class CircuitBreaker:
         """Record the start of a job. If the circuit is open, no other job may start until the pause has passed."""
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
+    def skip(self) -> None:
+        """Record that the job that started last does not call the upstream, so that another job may start."""
+        self._next_probe = 0.0
+
     def succeed(self) -> None:
         """Record that the upstream answered, and close the circuit if it is open."""
         if self.is_open:

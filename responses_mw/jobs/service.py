@@ -87,10 +87,7 @@ class JobService:
         # Tools may contain credentials too, for example for MCP servers.
         secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=secrets_purpose(document["id"]), owner=owner)
-        try:
-            await self._state.queue.reserve(document["id"], owner, _CREATION_TIMEOUT)
-        except Damaged:  # another id is probably in another partition
-            raise Unavailable("This part of the queue is damaged; try again.") from None
+        await self._state.queue.reserve(document["id"], owner, _CREATION_TIMEOUT)
         try:
             await self._state.jobs.create(document, request, run.context.input, owner, sealed, Batch(0, 1, start))
         except Deleted:

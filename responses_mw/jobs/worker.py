@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from ..crypto import InvalidEnvelope, Sealer
@@ -18,7 +17,7 @@ from ..engine.runner import Runner
 from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
-from ..state.schema import Partition, stop_channel
+from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, write_end
@@ -55,7 +54,6 @@ class Worker:
         self._jobs = JobRunner(runner, state, sealer, self._log_writer, redis, scope)
         self._claimed: dict[str, ClaimedJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
         self._suspicion = asyncio.Event()  # set when a job of this worker may have been cancelled by another process
         self._is_stopping = False
@@ -66,8 +64,7 @@ class Worker:
         """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()))
-            for partition in self._state.queue.partitions:
-                stack.enter_context(self._state.wakeups.on(partition.events, partial(self._on_job_message, partition)))
+            stack.enter_context(self._state.wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()))
             loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
             try:
                 await self._claim()
@@ -88,71 +85,49 @@ class Worker:
         self._change.set()
 
     async def _claim(self) -> None:
-        loop, pause = asyncio.get_running_loop(), min(POLL, self._lease / 3)
-        look = loop.time()
+        pause = min(POLL, self._lease / 3)
         while not self._is_stopping:
             self._change.clear()
-            try:
-                if loop.time() >= look:  # even while messages keep arriving
-                    look = loop.time() + pause
-                    self._due |= dict.fromkeys(self._state.queue.partitions)
-                    await self._sweep()
-                await self._claim_due()
-            except StateUnavailable as error:
-                level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
-                logger.log(level, "no jobs are claimed: %s", error.message)
-                # Leases may have expired during an outage although their workers are alive.
-                self._sweeps_from = loop.time() + self._lease
+            await self._fill()
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(look):
+                async with asyncio.timeout(pause):
                     await self._change.wait()
+
+    async def _fill(self) -> None:
+        """Claim and start jobs until the queue is empty or this worker has no room."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._has_room:
+                job = await self._state.queue.claim(self._lease, sweep=loop.time() >= self._sweeps_from)
+                if job is None:
+                    break
+                self._start(job)
+        except Damaged:  # the client has logged the damage
+            return
+        except StateUnavailable as error:
+            level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
+            logger.log(level, "no jobs are claimed: %s", error.message)
+            # Leases may have expired during an outage although their workers are alive.
+            self._sweeps_from = loop.time() + self._lease
 
     @property
     def _has_room(self) -> bool:
         return len(self._tasks) < self._concurrency and not self._is_stopping and self._jobs.breaker.admits
 
-    @property
-    def _sweeps(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._sweeps_from
-
-    async def _claim_due(self) -> None:
-        while self._due and self._has_room:
-            partition = next(iter(self._due))
-            del self._due[partition]
-            job = await self._claim_from(partition, sweep=self._sweeps)
-            if job is not None:
-                self._due[partition] = None
-                self._jobs.breaker.begin()
-                task = asyncio.create_task(self._work(job))
-                self._tasks.add(task)
-                task.add_done_callback(self._done)
-
-    async def _sweep(self) -> None:
-        """While this worker is full, finalize lost jobs or return lost jobs to the queue."""
-        for partition in self._state.queue.partitions:
-            while self._sweeps and not self._has_room and not self._is_stopping:
-                job = await self._claim_from(partition, sweep=True, fresh=False)
-                if job is None:
-                    break
-                await self._work(job, "settle")
-
-    async def _claim_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
-        with suppress(Damaged):  # so that a damaged partition does not delay the other partitions
-            return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
-        return None
-
-    def _on_job_message(self, partition: Partition, _: bytes) -> None:
-        self._due[partition] = None
-        self._change.set()
+    def _start(self, response_id: str) -> None:
+        self._jobs.breaker.begin()
+        task = asyncio.create_task(self._work(response_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._change.set()
 
-    async def _work(self, response_id: str, why: str = "run") -> None:
+    async def _work(self, response_id: str) -> None:
         """Claim and run the job. After an error, which is logged, the lease expires and a worker claims the job again."""
         try:
-            await self._take(response_id, why)
+            await self._take(response_id)
         except Damaged as error:
             logger.warning("removing response %s from the queue: %s", response_id, error.message)
             with suppress(StateUnavailable):
@@ -165,17 +140,17 @@ class Worker:
         except Exception:
             logger.exception("response %s failed", response_id)
 
-    async def _take(self, response_id: str, why: str) -> None:
+    async def _take(self, response_id: str) -> None:
         asked = asyncio.get_running_loop().time()
-        taken = await self._state.jobs.take(response_id, why, worker=self._name, lease=self._lease)
+        taken = await self._state.jobs.take(response_id, "run", worker=self._name, lease=self._lease)
+        if taken.verdict != "run":
+            self._jobs.breaker.skip()
         if taken.verdict == "held":
             await self._state.queue.renew([response_id], taken.left)
         elif taken.verdict == "run" and taken.job is not None:
             await self._run(taken.job, asked)
         elif taken.job is not None:
             await write_end(self._state, taken)
-        elif why == "settle" and taken.verdict != "done":
-            await self._state.queue.ready(response_id, first=True)
         else:
             await self._state.queue.drop(response_id)
 

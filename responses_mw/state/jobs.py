@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import orjson
 
@@ -17,7 +16,7 @@ from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound, StateUnav
 from .responses import TOMBSTONE_SECONDS
 from .schema import (
     COMPRESS_FROM,
-    Partition,
+    QUEUE,
     compress,
     decompress,
     json_size,
@@ -225,63 +224,52 @@ class Backlog(NamedTuple):
 
 
 class Queue:
-    """A queue of response ids that is fair between owners within each of its `partitions`.
+    """A queue of response ids that is fair between owners.
 
-    Every method raises StateUnavailable. `reserve`, `restore` and `claim` raise Damaged if the partition is damaged.
+    Every method raises StateUnavailable. `reserve`, `restore`, `claim` and `backlog` raise Damaged if the queue is damaged.
     """
 
-    def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
+    def __init__(self, client: Client, usage: Usage) -> None:
         self._client = client
         self._usage = usage
-        self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
         """Add a job whose record is not written yet. Unless `ready` is called within `seconds`, a worker checks the job."""
-        await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
+        await self._client.script(_RESERVE, [QUEUE], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
         """Make a reserved or claimed job available to workers, `first` or in its owner's turn."""
         with suppress(Damaged):  # the job becomes available when its lease expires
-            await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
+            await self._client.script(_READY, [QUEUE], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Add a waiting job if a failover or a change of `partitions` has removed it. Return whether the job was missing."""
-        return bool(await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner]))
+        """Add a waiting job if a failover has removed it from the queue. Return whether the job was missing."""
+        return bool(await self._client.script(_RESTORE, [QUEUE], [job, owner]))
 
-    async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Lease a job of the partition for `lease` seconds and return it, or return None if no job is available.
+    async def claim(self, lease: float, *, sweep: bool) -> str | None:
+        """Lease the next job for `lease` seconds and return it, or return None if no job is available.
 
-        If `sweep`, lease a job whose lease has expired. If there is none and `fresh` is set, lease the next waiting job.
+        If `sweep`, jobs whose lease has expired come first.
         """
-        args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
-        job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
+        job: bytes | None = await self._client.script(_CLAIM, [QUEUE], [_ms(lease), "1" if sweep else ""])
         return job.decode() if job is not None else None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:
         """Extend the leases of jobs to `lease` seconds from now."""
-        by_partition: dict[str, list[str]] = {}
-        for job in jobs:
-            by_partition.setdefault(self._partition(job).ready, []).append(job)
-        calls: list[Call] = [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()]
-        await self._client.scripts(_RENEW_LEASES, calls, contained=True)
+        with suppress(Damaged):
+            await self._client.script(_RENEW_LEASES, [QUEUE], [_ms(lease), *jobs])
 
     async def drop(self, job: str) -> None:
         """Remove a job that has ended from the queue and from its owner's usage."""
         owner: bytes | None = None
         with suppress(Damaged):  # the worker that claims the job next removes it
-            owner = await self._client.script(_DROP, [self._partition(job).ready], [job])
+            owner = await self._client.script(_DROP, [QUEUE], [job])
         if owner is not None:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> Backlog:
-        """Return the total backlog of all partitions that are not damaged."""
-        calls: list[Call] = [([partition.ready], []) for partition in self.partitions]
-        replies = await self._client.scripts(_DEPTH, calls, contained=True)
-        depths = [reply for reply in replies if not isinstance(reply, Damaged)]
-        return Backlog(sum(jobs for jobs, _ in depths), max((waited for _, waited in depths), default=0) / 1000)
-
-    def _partition(self, job: str) -> Partition:
-        return self.partitions[crc32(job.encode()) % len(self.partitions)]
+        jobs, waited = await self._client.script(_DEPTH, [QUEUE])
+        return Backlog(jobs, waited / 1000)
 
 
 def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:

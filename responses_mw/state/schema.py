@@ -74,21 +74,6 @@ class Address:
         return f"rmw:{{{self.tag}}}:s:{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """The Redis keys of one queue partition."""
-
-    number: int
-
-    @property
-    def ready(self) -> str:
-        return f"rmw:{{q1p{self.number}}}:ready"
-
-    @property
-    def events(self) -> str:
-        return f"rmw:{{q1p{self.number}}}:ev"
-
-
 def response_address(response_id: str) -> Address:
     """Return the address of the response `resp_<tag><random>`. Raises Missing if the id has a different form."""
     return Address(*_parts(f"resp_{_TAG}{_RANDOM}", "Response", response_id))
@@ -118,6 +103,11 @@ def conversation_key(tag: str) -> str:
     return f"rmw:{{{tag}}}:c"
 
 
+QUEUE = "rmw:{q2}:ready"
+"""Key of the queue of background responses. The scripts derive the queue's other keys. The number is the queue's version."""
+QUEUE_EVENTS = "rmw:{q2}:ev"
+
+
 def stop_channel(worker: str) -> str:
     return f"rmw:{{w{worker}}}:stop"
 
@@ -127,7 +117,7 @@ _KINDS = (
     (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:[ez]:"), "event log"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
-    (re.compile(r"rmw:\{q\d+p\d+\}:"), "queue partition"),
+    (re.compile(r"rmw:\{q\d+\}:"), "queue"),
     (re.compile(r"rmw:\{[lb][^}]+\}:(rate|streams|background|expires|sizes)$"), "account of an owner"),
 )
 

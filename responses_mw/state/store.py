@@ -70,7 +70,7 @@ class State:
         self.jobs = Jobs(client, self.writer, options)
         self.usage = Usage(client)
         self.ledger = Ledger(client)
-        self.queue = Queue(client, self.usage, partitions=options.partitions)
+        self.queue = Queue(client, self.usage)
         self.wakeups = PubSub(client)
         self._memory_checked_at = float("-inf")
         self._memory_fault = ""

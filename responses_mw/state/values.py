@@ -19,7 +19,6 @@ class StateOptions:
     recent_bytes   maximum memory for recently read chains in each process; 0 disables this cache
     owner_bytes    storage quota of each owner; 0 disables the quota
     patience       maximum seconds that a write is retried while Redis is unavailable
-    partitions     number of partitions of the queue
     """
 
     ttl_seconds: int = 7 * 24 * 60 * 60
@@ -29,7 +28,6 @@ class StateOptions:
     recent_bytes: int = 64 * 1024 * 1024
     owner_bytes: int = 0
     patience: float = 10.0
-    partitions: int = 8
 
 
 class Pointer(NamedTuple):

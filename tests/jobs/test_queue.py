@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Damaged, State, StateOptions, connect
+from responses_mw.state import Damaged, State, connect
 from responses_mw.state.jobs import Backlog, Queue
 
 LEASE = 60.0
@@ -17,8 +17,8 @@ LEASE = 60.0
 
 @pytest.fixture
 async def state(redis_url: str) -> AsyncIterator[State]:
-    """An empty state whose queue has one partition."""
-    state = State(connect(redis_url), StateOptions(partitions=1))
+    """An empty state."""
+    state = State(connect(redis_url))
     yield state
     await state.aclose()
 
@@ -37,7 +37,7 @@ async def enter(queue: Queue, owner: str, count: int = 1) -> list[str]:
 
 
 async def claim(queue: Queue, *, sweep: bool = True, lease: float = LEASE) -> str | None:
-    return await queue.claim(queue.partitions[0], lease, sweep=sweep)
+    return await queue.claim(lease, sweep=sweep)
 
 
 async def test_jobs_of_one_owner_are_claimed_in_order(queue: Queue) -> None:
@@ -82,16 +82,6 @@ async def test_a_job_whose_creator_died_is_claimed_after_its_reservation(queue: 
     assert await claim(queue) is None
 
 
-async def test_a_full_worker_claims_only_lost_jobs(queue: Queue) -> None:
-    lost, waiting = await enter(queue, "alice", 2)
-    assert await claim(queue, lease=0.05) == lost
-    await asyncio.sleep(0.1)
-    partition = queue.partitions[0]
-    assert await queue.claim(partition, LEASE, sweep=True, fresh=False) == lost
-    assert await queue.claim(partition, LEASE, sweep=True, fresh=False) is None
-    assert await claim(queue) == waiting
-
-
 async def test_a_job_that_is_handed_back_comes_first(queue: Queue) -> None:
     first, second, third = await enter(queue, "alice", 3)
     assert await claim(queue) == first
@@ -114,11 +104,11 @@ async def test_a_step_that_is_repeated_changes_nothing(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("part", ["ready", "leases", "since", "jobs", "owners", "clock", "turns:alice"])
-async def test_no_job_is_lost_while_a_key_of_its_partition_is_damaged(queue: Queue, state: State, part: str) -> None:
-    key, command = f"rmw:{{q1p0}}:{part}", state.client.command
+async def test_no_job_is_lost_while_a_key_of_the_queue_is_damaged(queue: Queue, state: State, part: str) -> None:
+    key, command = f"rmw:{{q2}}:{part}", state.client.command
     jobs = await enter(queue, "alice", 4)
     held = str(await claim(queue))
-    await command("RENAME", key, "{q1p0}kept")
+    await command("RENAME", key, "{q2}kept")
     await command("SET" if part != "clock" else "LPUSH", key, "another program's")
     for step in (
         queue.ready(held, first=True),
@@ -129,8 +119,8 @@ async def test_no_job_is_lost_while_a_key_of_its_partition_is_damaged(queue: Que
     ):
         with suppress(Damaged):
             await step
-    await command("RENAME", "{q1p0}kept", key)
-    entered = {job.decode() for job in await command("HKEYS", "rmw:{q1p0}:jobs")}
+    await command("RENAME", "{q2}kept", key)
+    entered = {job.decode() for job in await command("HKEYS", "rmw:{q2}:jobs")}
     await queue.renew([*entered], 0.0)
     await asyncio.sleep(0.05)
     claimed = {await claim(queue) for _ in range(2 * len(entered))} - {None}
@@ -138,23 +128,23 @@ async def test_no_job_is_lost_while_a_key_of_its_partition_is_damaged(queue: Que
 
 
 @pytest.mark.parametrize("part", ["ready", "leases", "since", "jobs", "owners", "turns:alice"])
-async def test_a_job_that_ends_while_a_key_of_its_partition_is_damaged_is_dropped_later(
+async def test_a_job_that_ends_while_a_key_of_the_queue_is_damaged_is_dropped_later(
     queue: Queue, state: State, part: str
 ) -> None:
-    key, command = f"rmw:{{q1p0}}:{part}", state.client.command
+    key, command = f"rmw:{{q2}}:{part}", state.client.command
     jobs = await enter(queue, "alice", 3)
     assert await claim(queue) == jobs[0]
-    await command("RENAME", key, "{q1p0}kept")
+    await command("RENAME", key, "{q2}kept")
     await command("SET", key, "another program's")
     for job in jobs[:2]:  # one that runs, and one that waits
         await queue.drop(job)
-    await command("RENAME", "{q1p0}kept", key)
+    await command("RENAME", "{q2}kept", key)
     await queue.renew(jobs, 0.0)
     await asyncio.sleep(0.05)
     assert {await claim(queue) for _ in jobs} == set(jobs)
     for job in jobs:
         await queue.drop(job)
-    assert await command("HLEN", "rmw:{q1p0}:jobs") == 0
+    assert await command("HLEN", "rmw:{q2}:jobs") == 0
 
 
 async def test_cancelled_jobs_do_not_count_against_their_owner(queue: Queue) -> None:
@@ -183,18 +173,6 @@ async def test_a_running_job_that_ends_gives_no_turn_back(queue: Queue) -> None:
     await queue.drop(jobs[0])
     owners = [str(await claim(queue)).partition("-")[0] for _ in range(4)]
     assert owners.count("alice") == 2
-
-
-async def test_jobs_of_a_queue_without_the_index_of_turns_are_claimed_and_dropped(state: State, queue: Queue) -> None:
-    """Earlier releases do not maintain it."""
-    jobs = await enter(queue, "alice", 3)
-    await state.client.command("ZPOPMIN", queue.partitions[0].ready)
-    await queue.drop(jobs[1])
-    assert await claim(queue) == jobs[2]
-    await queue.drop(jobs[2])
-    await enter(queue, "bob")
-    (next_one,) = await enter(queue, "alice")
-    assert next_one in [await claim(queue) for _ in range(2)]
 
 
 async def test_jobs_whose_lease_is_over_count_as_waiting(queue: Queue) -> None:

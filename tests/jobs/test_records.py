@@ -441,20 +441,10 @@ async def test_a_document_that_is_no_json_is_reported_as_damaged(state: State) -
         await state.responses.get(job.response_id, ALICE)
 
 
-async def test_a_damaged_partition_is_left_out_of_the_backlog(state: State) -> None:
-    damaged, *others = state.queue.partitions
-    for partition in state.queue.partitions:  # what other tests have left
-        await state.client.command("DEL", partition.ready, partition.ready.replace("ready", "leases"))
-    await damage(state, damaged.ready)
-    await state.client.command("ZADD", others[0].ready, 1, "job")
-    assert (await state.queue.backlog()).jobs == 1
-    await state.client.pipeline([("DEL", partition.ready) for partition in (damaged, others[0])])
-
-
 @pytest.mark.parametrize(
     ("key", "kind"),
     [
-        ("rmw:{q1p7}:leases", "queue partition"),
+        ("rmw:{q2}:leases", "queue"),
         ("rmw:{l0ab1}:rate", "account of an owner"),
         (f"rmw:{{q{'a' * 24}}}:r:b", "response"),
         (f"rmw:{{q{'a' * 24}}}:k:b", "value"),  # a response's tag may begin with any letter

@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, State, StateOptions, Taken
+from responses_mw.state import Batch, State, Taken
 from tests.support.stored import ALICE, BOB, address
 
 if TYPE_CHECKING:
-    from tests.support.valkey import OpenState, Plain, Server
+    from tests.support.valkey import Plain
 
 LEASE = 5.0
 
@@ -32,14 +32,13 @@ async def settle(state: State, response_id: str) -> Taken:
 async def claimed(state: State) -> list[str]:
     """All jobs that the queue gives out now, in order."""
     found = []
-    for partition in state.queue.partitions:
-        while job := await state.queue.claim(partition, LEASE, sweep=True):
-            found.append(job)
+    while job := await state.queue.claim(LEASE, sweep=True):
+        found.append(job)
     return found
 
 
 def lose_queue(server: Plain) -> None:
-    for key in server.keys("rmw:{q1p*"):
+    for key in server.keys("rmw:{q2}*"):
         server.delete(key)
 
 
@@ -79,10 +78,7 @@ async def test_a_job_that_is_in_the_queue_keeps_its_place(state: State) -> None:
     assert await claimed(state) == []
 
 
-async def test_a_job_that_is_put_back_waits_behind_those_of_others(
-    open_state: OpenState, valkey: Server, server: Plain
-) -> None:
-    state = State(open_state(valkey.url).client, StateOptions(partitions=1))
+async def test_a_job_that_is_put_back_waits_behind_those_of_others(state: State, server: Plain) -> None:
     lost = [await queued(state) for _ in range(3)]
     lose_queue(server)
     waiting = [await queued(state, BOB) for _ in range(2)]
@@ -104,19 +100,6 @@ async def test_a_job_whose_worker_died_and_whose_lease_in_the_queue_is_lost_is_p
     assert (taken.verdict, taken.unseen) == ("waiting", ALICE)
     assert await state.queue.restore(job, taken.unseen)
     assert await claimed(state) == [job]
-
-
-async def test_jobs_of_partitions_that_are_no_more_are_put_into_those_that_are(
-    open_state: OpenState, valkey: Server, server: Plain
-) -> None:
-    client = open_state(valkey.url).client
-    before, after = State(client, StateOptions(partitions=64)), State(client, StateOptions(partitions=1))
-    jobs = [await queued(before) for _ in range(8)]
-    there = await claimed(after)
-    for job in set(jobs) - set(there):
-        grow_old(server, job)
-        assert await after.queue.restore(job, (await settle(after, job)).unseen)
-    assert sorted([*there, *await claimed(after)]) == sorted(jobs)
 
 
 async def test_a_job_that_nobody_may_see_is_not_put_back(state: State, server: Plain) -> None:

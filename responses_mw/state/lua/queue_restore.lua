@@ -1,4 +1,4 @@
--- Add a job that is waiting according to its record but is not in the queue, because the queue lost it or the partitions were changed.
+-- Add a job that is waiting according to its record but is not in the queue, because a failover removed it.
 -- KEYS: ready
 -- ARGV: job, owner
 -- Returns: 1 the job was added; 0 the job was in the queue
