@@ -23,7 +23,7 @@ from ..state.usage import Kind, Usage
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from ..upstream import Caller
 from .http_responses import ErrorResponse
-from .telemetry import add_headers, websocket_request_span
+from .telemetry import add_headers
 
 logger = logging.getLogger(__name__)
 
@@ -207,11 +207,3 @@ class RateLimits:
             if names and self._usage is not None:
                 with suppress(StateUnavailable):
                     await self._usage.renew("streams", names, _STREAM_EXPIRY)
-
-    @asynccontextmanager
-    async def admitted(self, scope: Scope, caller: Caller) -> AsyncIterator[None]:
-        """Create the span and the access line of one response on a WebSocket, verify the caller and count a request."""
-        with websocket_request_span("response.create", scope, caller.owner):
-            await self._verify(caller)  # the credential may have expired since the upgrade
-            await self.request(scope, caller)
-            yield

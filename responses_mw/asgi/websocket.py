@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -38,6 +38,7 @@ from ..threads import by_size
 from ..upstream import Caller
 from .http_responses import ErrorResponse
 from .requests import HOST_SCOPE, EndpointContext
+from .telemetry import websocket_request_span
 from .websocket_memory import ConnectionHistory, Memory, Share
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class WebSockets:
                 ConnectionHistory(context.state, share, required=settings.state.required),
                 share,
                 context.reader.parse,
-                partial(context.limits.admitted, scope),
+                partial(self._admitted, scope),
                 caller,
                 settings.cache,
                 settings.limits.max_request_bytes,
@@ -85,6 +86,14 @@ class WebSockets:
                 send,
             )
             await connection.run()
+
+    @asynccontextmanager
+    async def _admitted(self, scope: Scope, caller: Caller) -> AsyncIterator[None]:
+        """Create the span and the access line of one response, verify the caller and count a request."""
+        with websocket_request_span(_CREATE, scope, caller.owner):
+            await self._context.upstream.verify(caller)  # the credential may have expired since the upgrade
+            await self._context.limits.request(scope, caller)
+            yield
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
