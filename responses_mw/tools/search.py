@@ -8,6 +8,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -114,27 +115,29 @@ class SearchProvider:
         whole response does not arrive within `tools.timeout`, if its status is not 200, or if its body is compressed, longer
         than `MAX_ANSWER_BYTES` or not a JSON object.
         """
-        url, headers = f"{self.url}{path}", {**headers, "accept-encoding": "identity"}
-        sent = self._http.stream(method, url, headers=headers, timeout=self._timeout, **request)
+        headers = {**headers, "accept-encoding": "identity"}
+        sent = self._http.stream(method, f"{self.url}{path}", headers=headers, timeout=self._timeout, **request)
+        try:
+            answer = orjson.loads(await self._body(sent))
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failed("did not return a JSON object")
+        return answer
+
+    async def _body(self, sent: AbstractAsyncContextManager[httpx.Response]) -> bytes:
         try:
             async with asyncio.timeout(self._timeout), sent as response:
                 status = response.status_code
-                body = await read_body(response, MAX_ANSWER_BYTES) if status == 200 else b""
+                if status == 200:
+                    return await read_body(response, MAX_ANSWER_BYTES)
         except BodyRefused as error:
             raise self._failed("sent an answer that is compressed or too large", str(error)) from None
         except (TimeoutError, httpx.TimeoutException):
             raise self._failed("did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._failed(f"cannot be reached: {failure_reason(error) or type(error).__name__}") from None
-        if status != 200:
-            raise self._failed(_MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._failed("did not return a JSON object")
-        return answer
+        raise self._failed(_MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
 
     def _failed(self, what: str, detail: str | None = None) -> SearchFailed:
         logger.warning("web search: %s %s%s", self.name, what, f" ({detail})" if detail else "")
