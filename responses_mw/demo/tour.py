@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import openai
-from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
 from .tour_servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
@@ -84,41 +82,25 @@ def streamed_answer(site: Deployment) -> str:
     return f"{len(events)} events, {deltas} of them text deltas"
 
 
-WEATHER_TOOL: FunctionToolParam = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "The weather in a city at this moment",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
-
-
-def get_weather(city: str, unit: str) -> str:
-    return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
+class GetWeather(BaseModel):
+    city: str
+    unit: Literal["celsius", "fahrenheit"]
 
 
 def function_call(site: Deployment) -> str:
     question = "How is the weather in Paris, in celsius?"
-    _show(f'client.responses.create(model="demo", tools=[get_weather], input="{question}")')
-    conversation: list[Any] = [{"role": "user", "content": question}]
-    response = site.client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    _show(f'client.responses.parse(model="demo", tools=[pydantic_function_tool(GetWeather)], input="{question}")')
+    tools = [openai.pydantic_function_tool(GetWeather)]
+    response = site.client.responses.parse(model="demo", tools=tools, input=question)
     calls = [item for item in response.output if item.type == "function_call"]
     _expect(len(calls) == 1, f"one function call, not {[item.type for item in response.output]}")
-    print(f"   call     {calls[0].name}({calls[0].arguments})")
-    arguments = json.loads(calls[0].arguments)
-    _expect(arguments == {"city": "Paris", "unit": "celsius"}, f"Paris and celsius as arguments, not {arguments}")
-    result = get_weather(**arguments)
-    print(f"   result   {result}")
-    conversation += response.output
-    conversation.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": result})
-    follow_up = site.client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    print(f"   call     {calls[0].parsed_arguments!r}")
+    expected = GetWeather(city="Paris", unit="celsius")
+    _expect(calls[0].parsed_arguments == expected, f"{expected!r}")
+    outputs: list[Any] = [{"type": "function_call_output", "call_id": calls[0].call_id, "output": "21 degrees and clear"}]
+    follow_up = site.client.responses.create(model="demo", previous_response_id=response.id, input=outputs)
     print(f"   answer   {follow_up.output_text}")
-    _expect("21" in follow_up.output_text, "the temperature that the function gave, 21, in the answer")
+    _expect("21 degrees" in follow_up.output_text, "the temperature that the function gave, 21, in the answer")
     return "the model called our function and used its result"
 
 
