@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..chat.chunks import Text
 from ..chat.tool_calls import ToolCall
+from ..parts import reasoning_text
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item
@@ -194,6 +195,12 @@ class ResponseBuilder(ABC):
         item, output_index = self._append(item)
         self._emitter.emit(ADDED, output_index=output_index, item=item)
         return item, output_index
+
+    def _seal(self, item: Item) -> None:
+        """Add the encrypted text to a reasoning item if the request asks for it and the upstream has not encrypted it."""
+        seal = self._options.seal
+        if seal and item["type"] == "reasoning" and not item.get("encrypted_content") and (text := reasoning_text(item)):
+            item["encrypted_content"] = seal(text)
 
     def _append(self, item: Item) -> tuple[Item, int]:
         """Add `item` to the output. Return the item with its new id, and its index."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..chat.tool_calls import ToolCall, ToolCalls
-from ..parts import reasoning_text
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
 from ..types import Document, Item
@@ -230,8 +229,7 @@ class ItemBuilder(ResponseBuilder):
         current = self._open
         if isinstance(current, OpenText):
             current.finish(self.sources)
-            if self._options.seal and current.kind.item == "reasoning":
-                current.item["encrypted_content"] = self._options.seal(reasoning_text(current.item))
+            self._seal(current.item)
         elif current is not None:
             current.finish()
         self._end_item(status)

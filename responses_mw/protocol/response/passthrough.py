@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
 from ..chat.chunks import Text
-from ..parts import reasoning_text
 from ..request import checks
 from ..request.checks import malformed
 from ..request.create import INCLUDABLE
@@ -298,7 +297,8 @@ class ResponsesPassthrough(ResponseBuilder):
 
     def _add_whole(self, item: Item, index: Any) -> None:
         place = len(self._output.items)
-        item = self._sealed(self._named(item, index))
+        item = self._named(item, index)
+        self._seal(item)
         self._output.items.append(item)
         emit_item(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
 
@@ -306,17 +306,12 @@ class ResponsesPassthrough(ResponseBuilder):
         ours = self._output.items[place]["id"]
         if isinstance(item.get("id"), str):
             self._known[item["id"]] = ours
-        item = self._sealed({**self._renamed(item), "id": ours})
+        item = {**self._renamed(item), "id": ours}
+        self._seal(item)
         self._end_parts(place, self._unfinished[place])
         if not any(self._output.put(place).get(name) for name in PARTS):  # nothing has been streamed
             emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
-
-    def _sealed(self, item: Item) -> Item:
-        seal = self._options.seal  # None if the request does not ask for encrypted reasoning
-        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := reasoning_text(item)):
-            return item
-        return {**item, "encrypted_content": seal(text)}
 
     def _emit_item(self, event: dict[str, Any]) -> None:
         self._emit(event)
