@@ -23,7 +23,7 @@ from ..tool_kinds.form import CallForm, parse_arguments
 
 MAX_CALLS = 512  # maximum number of calls in a turn. A model that makes more is in a loop
 
-_MARKS = re.compile(r'["\\{}]')
+_MARKS = re.compile(r'["{}]|\\.?', re.DOTALL)
 _WHITE = " \t\r\n"
 
 
@@ -106,20 +106,16 @@ class _ObjectEnd:
 
     def _end_in(self, piece: str) -> int:
         """Return the position after the outermost closing brace in `piece`, or 0 without such a brace."""
-        escaped = 0 if self._is_escaped else -1
-        for mark in _MARKS.finditer(piece):
-            at = mark.start()
-            if at == escaped:
-                continue
-            if mark[0] == "\\":
-                escaped = at + 1
+        begin, self._is_escaped = int(self._is_escaped), False
+        for mark in _MARKS.finditer(piece, begin):
+            if mark[0].startswith("\\"):
+                self._is_escaped = mark[0] == "\\"  # the escaped character is in the next piece
             elif mark[0] == '"':
                 self._is_quoted = not self._is_quoted
             elif not self._is_quoted:
                 self._depth += 1 if mark[0] == "{" else -1
                 if self._depth <= 0:
-                    return at + 1
-        self._is_escaped = escaped == len(piece)
+                    return mark.end()
         return 0
 
 
