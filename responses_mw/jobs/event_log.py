@@ -213,8 +213,9 @@ async def read_log(state: State, job: Job) -> LogReplay:
     """
     output = LogReplay()
     while output.next_number < job.next_number:
-        (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])
-        if isinstance(batches, Damaged):
+        try:
+            batches = await state.jobs.log(job.response_id, output.next_number - 1)
+        except Damaged:
             break
         if not batches:
             raise Fenced(job.response_id)

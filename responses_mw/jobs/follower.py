@@ -1,15 +1,14 @@
 """Event log readers of this process.
 
 A follower has a position in its log, but no buffer. At the end of the log, new batches arrive in announcements. If the client
-is slow, the follower reads from the log when the client is ready. All followers read in one round trip.
+is slow, the follower reads from the log when the client is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from itertools import islice
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from ..errors import BadRequest
 from ..protocol import sse
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 POLL = 2.0  # seconds without a new batch after which a response is checked, because an announcement may have been lost
 PATIENCE = 60.0
 _PAUSE = 0.5
-TOGETHER = 100  # maximum number of logs that one round trip reads
 
 _LOST = "The response was deleted, or the state store lost it."
 
@@ -42,9 +40,6 @@ class Followers:
         self.patience = patience
         self.is_closed = False
         self._followers: set[_Follower] = set()
-        self._wanted: dict[tuple[str, int], asyncio.Future[list[Batch]]] = {}
-        """The pages to read in the next round trip. A key is a response id and the number of the last event before the page."""
-        self._asked = asyncio.Event()
 
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
         """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
@@ -72,58 +67,7 @@ class Followers:
             self._followers.discard(follower)
 
     async def run(self, settle: Settle) -> None:
-        """Read logs for all followers. Call `settle` for responses without new events, because their workers may be lost."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read())
-                group.create_task(self._poll(settle))
-        finally:
-            for future in self._wanted.values():
-                future.cancel()
-
-    def close(self) -> None:
-        """End all streams without a terminal event, so that clients resume on another replica."""
-        self.is_closed = True
-        for follower in self._followers:
-            follower.announce(None)
-
-    async def page(self, response_id: str, number: int) -> list[Batch]:
-        """Return the page of a log after event `number`, read together with the pages of other followers.
-
-        Raises `StateUnavailable`.
-        """
-        place = (response_id, number)
-        if place not in self._wanted:
-            self._wanted[place] = asyncio.get_running_loop().create_future()
-            self._asked.set()
-        return await asyncio.shield(self._wanted[place])
-
-    async def _read(self) -> None:
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            while self._wanted:
-                wanted = {place: self._wanted.pop(place) for place in list(islice(self._wanted, TOGETHER))}
-                try:
-                    await self._answer(wanted)
-                finally:
-                    for future in wanted.values():
-                        future.cancel()
-
-    async def _answer(self, wanted: dict[tuple[str, int], asyncio.Future[list[Batch]]]) -> None:
-        logs: Sequence[list[Batch] | Exception]
-        try:
-            logs = await self.state.jobs.logs(list(wanted))
-        except Exception as error:  # noqa: BLE001 (raised in each of the followers)
-            logs = [error] * len(wanted)
-        for future, log in zip(wanted.values(), logs, strict=True):
-            if isinstance(log, Exception):
-                future.set_exception(log)
-            else:
-                future.set_result(log)
-
-    async def _poll(self, settle: Settle) -> None:
-        """Check the responses that had no new batch since the last check."""
+        """Check the responses that had no new batch since the last check, because an announcement or a worker may be lost."""
         while True:
             await asyncio.sleep(POLL)
             silent: dict[str, list[_Follower]] = {}
@@ -140,6 +84,12 @@ class Followers:
                     logger.exception("could not finalize response %s", response_id)
                 for follower in followers:
                     follower.announce(None)
+
+    def close(self) -> None:
+        """End all streams without a terminal event, so that clients resume on another replica."""
+        self.is_closed = True
+        for follower in self._followers:
+            follower.announce(None)
 
 
 class _Follower:
@@ -239,7 +189,7 @@ class _Follower:
             batches = await self._followers.state.jobs.compressed(self.response_id, self.number)
             self._is_behind = bool(batches)
         else:
-            batches = await self._followers.page(self.response_id, self.number)
+            batches = await self._followers.state.jobs.log(self.response_id, self.number)
             self._is_behind = len(batches) == PAGE
         return batches
 

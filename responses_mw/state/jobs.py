@@ -158,15 +158,12 @@ class Jobs:
                 self._client.damage(response_address(job).log, "no batch can be appended to it")
         return [None if answer is None else answer == 1 for answer in answers]
 
-    async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
-        """Return up to `PAGE` batches of each log, or a `Damaged` error. The list is empty if a log has ended or expired.
+    async def log(self, response_id: str, number: int) -> list[Batch]:
+        """Return up to `PAGE` batches of the events after event `number`, or an empty list if the log has ended or expired.
 
-        `wanted` contains a response id and an event number for each log. The batches contain the events after this number. The
-        first batch may also contain earlier events.
+        The first batch may also contain earlier events. Raises Damaged.
         """
-        commands = [_range(response_address(job).log, number, PAGE) for job, number in wanted]
-        replies = await self._client.pipeline(commands, contained=True)
-        return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
+        return await self._page(response_address(response_id).log, response_id, number, PAGE)
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
         """Return the next batches of events after event `number` from a compressed log. Raises Damaged.
@@ -197,16 +194,11 @@ class Jobs:
         return bool(await self._client.script(_COMPRESS, [address.record], args) == 1)
 
     async def _page(self, log: str, response_id: str, number: int, count: int) -> list[Batch]:
-        batches = self._read(log, response_id, await self._client.command(*_range(log, number, count)))
-        if isinstance(batches, Damaged):
-            raise batches
-        return batches
-
-    def _read(self, log: str, response_id: str, entries: list[Entry] | Damaged) -> list[Batch] | Damaged:
+        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", count)
         try:
-            return entries if isinstance(entries, Damaged) else [_batch_of(entry, _stem(response_id)) for entry in entries]
+            return [_batch_of(entry, _stem(response_id)) for entry in entries]
         except (LookupError, ValueError):
-            return self._client.damage(log, "an entry is not a batch of events")
+            raise self._client.damage(log, "an entry is not a batch of events") from None
 
     async def end(self, response_id: str) -> int | None:
         """Return the number of the last event, or None if the response has not ended. Raises Missing."""
@@ -316,10 +308,6 @@ def _batch_of(entry: Entry, stem: str) -> Batch:
 
 def _batch(last: int, data: bytes, *, final: bool) -> Batch:
     return Batch(last + 1 - data.count(b"\n\n"), last, data, final)
-
-
-def _range(log: str, number: int, count: int) -> tuple[str | int, ...]:
-    return "XRANGE", log, f"({number + 1}-0", "+", "COUNT", count
 
 
 def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:

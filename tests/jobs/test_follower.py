@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from responses_mw.jobs import follower
-from responses_mw.jobs.follower import TOGETHER, Followers
+from responses_mw.jobs.follower import Followers
 from responses_mw.protocol import sse
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import PAGE
@@ -142,18 +141,6 @@ async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State)
             await ending
 
 
-async def test_followers_at_one_place_read_the_log_once(state: State) -> None:
-    job = await taken(state, await create(state))
-    await append(state, job, batch(2, 60))
-    await end(state, job, 61)
-    await state.client.command("CONFIG", "RESETSTAT")
-    async with following(state) as followers:
-        read = await asyncio.gather(*(rest(followers.follow(job.document, -1)) for _ in range(200)))
-    assert read == [[(0, 1, False), (2, 60, False), (61, 61, True)]] * 200
-    told = await state.client.command("INFO", "commandstats")
-    assert told["cmdstat_xrange"]["calls"] < 20
-
-
 async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
@@ -165,23 +152,6 @@ async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: P
             assert (await anext(stream)).last == 1
             server.kill()
             assert await rest(stream) == []
-    finally:
-        server.kill()
-        await state.aclose()
-
-
-async def test_followers_end_when_the_reader_of_logs_ends(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    server.start()
-    state = State(connect(server.url, timeout=60))
-    try:
-        jobs = [document(await create(state)) for _ in range(TOGETHER + 1)]
-        async with following(state) as followers:
-            server.signal(signal.SIGSTOP)
-            reading = [asyncio.create_task(rest(followers.follow(job, -1))) for job in jobs]
-            await asyncio.sleep(0.2)
-        _, waiting = await asyncio.wait(reading, timeout=60)
-        assert not waiting
     finally:
         server.kill()
         await state.aclose()

@@ -112,9 +112,7 @@ async def run_job(state: State, document: dict[str, Any], start: Batch) -> None:
     assert job is not None
     assert await state.jobs.append([(response_id, job.token, Batch(2, 2, b"data: 2\n\n"))], 5) == [True]
     assert await state.jobs.renew([(response_id, job.token)], 5) == [True]
-    (log,) = await state.jobs.logs([(response_id, -1)])
-    assert isinstance(log, list)
-    assert [batch.last for batch in log] == [1, 2]
+    assert [batch.last for batch in await state.jobs.log(response_id, -1)] == [1, 2]
     done, last = {**document, "status": "completed"}, Batch(3, 3, b"data: 3\n\n", final=True)
     await state.responses.commit(Chain.new(), done, [], ALICE, job.token, last=last)
     await state.queue.drop(response_id)
