@@ -12,10 +12,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -29,11 +27,8 @@ from starlette.websockets import WebSocket
 
 from ..cache.policy import policy_of
 from ..engine.run import REQUEST_LIMITS, RunMode
-from ..engine.runner import Runner
 from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable
 from ..protocol.request import checks
-from ..protocol.request.create import CreateResponse
-from ..settings import CacheSettings
 from ..threads import by_size
 from ..upstream import Caller
 from .http_responses import ErrorResponse
@@ -70,30 +65,11 @@ class WebSockets:
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
-        context, settings = self._context, self._context.settings
+        context = self._context
         with self._memory.share(caller.owner) as share:
             await WebSocket(scope, receive, send).accept()
-            connection = WebSocketConnection(
-                context.runner,
-                ConnectionHistory(context.state, share, required=settings.state.required),
-                share,
-                context.reader.parse,
-                partial(self._admitted, scope),
-                caller,
-                settings.cache,
-                settings.limits.max_request_bytes,
-                receive,
-                send,
-            )
-            await connection.run()
-
-    @asynccontextmanager
-    async def _admitted(self, scope: Scope, caller: Caller) -> AsyncIterator[None]:
-        """Create the span and the access line of one response, verify the caller and count a request."""
-        with websocket_request_span(_CREATE, scope, caller.owner):
-            await self._context.upstream.verify(caller)  # the credential may have expired since the upgrade
-            await self._context.limits.request(scope, caller)
-            yield
+            history = ConnectionHistory(context.state, share, required=context.settings.state.required)
+            await WebSocketConnection(context, history, share, caller, scope, receive, send).run()
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
@@ -129,16 +105,11 @@ class Create:
 class WebSocketConnection:
     """An accepted WebSocket. The memory of waiting requests is reserved in the owner's `share`."""
 
-    runner: Runner
+    context: EndpointContext
     history: ConnectionHistory
     share: Share
-    parse: Callable[[Any, int], CreateResponse]
-    """Return the request in a decoded body of the given size in bytes."""
-    admission: Callable[[Caller], AbstractAsyncContextManager[None]]
-    """Return a context manager for one response. It raises `APIError` on entry if the request is not admitted."""
     caller: Caller
-    caching: CacheSettings
-    max_frame_bytes: int
+    scope: Scope
     receive: Receive
     send: Send
     _lanes: dict[str | None, deque[Create]] = field(default_factory=dict)
@@ -169,7 +140,7 @@ class WebSocketConnection:
                 self.share.leave(create.size)
 
     async def _wind_up_with_server(self) -> None:
-        drain = self.runner.drain
+        drain = self.context.runner.drain
         await drain.begun.wait()
         await self._wind_up(_SERVICE_RESTART, drain.error())
 
@@ -200,7 +171,7 @@ class WebSocketConnection:
         text, lane = message.get("text"), None
         data = message.get("bytes") or b"" if text is None else text.encode()
         try:
-            frame = await by_size(len(data), _decoded, data, self.max_frame_bytes)
+            frame = await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
             lane = _lane_of(frame)
             if frame.get("type") is None:
                 checks.missing("type")
@@ -246,7 +217,9 @@ class WebSocketConnection:
         caller = self.caller.again()
         try:
             try:
-                async with self.admission(caller):
+                with websocket_request_span(_CREATE, self.scope, caller.owner):
+                    await self.context.upstream.verify(caller)  # the credential may have expired since the upgrade
+                    await self.context.limits.request(self.scope, caller)
                     await self._run(create, caller)
             except APIError as error:
                 await self._send_error(error, create.lane)
@@ -259,14 +232,14 @@ class WebSocketConnection:
 
     async def _run(self, create: Create, caller: Caller) -> None:
         """Send the events of an admitted request. If its response fails, evict the previous response from memory."""
-        has_failed, last = True, ""
+        context, has_failed, last = self.context, True, ""
         try:
-            request = await by_size(create.size, self.parse, create.body, create.size)
+            request = await by_size(create.size, context.reader.parse, create.body, create.size)
             if create.generate:
-                policy = policy_of(request.cache, None, self.caching, stored=request.store)
-                run = self.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history)
+                policy = policy_of(request.cache, None, context.settings.cache, stored=request.store)
+                run = context.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history)
             else:
-                run = self.runner.create_without_model(request, caller, self.history)
+                run = context.runner.create_without_model(request, caller, self.history)
             async with aclosing(run):
                 async for events in run:
                     for event in events:

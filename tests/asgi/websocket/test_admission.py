@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,13 +12,13 @@ from responses_mw.asgi.websocket_memory import ConnectionHistory, Memory, Share
 from responses_mw.engine.run import Drain, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
-from responses_mw.settings import CacheSettings
 from responses_mw.upstream import Caller
+from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
-    from starlette.types import Message
+    from starlette.types import Message, Scope
 
     from responses_mw.protocol.request.create import CreateResponse
     from responses_mw.protocol.response.events import Event
@@ -60,11 +60,12 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
     told = anyio.Event()
     frames = iter([frame, frame])
 
-    @asynccontextmanager
-    async def admission(_caller: Caller) -> AsyncIterator[None]:
+    async def accept(_caller: Caller) -> None:
+        pass
+
+    async def count(_scope: Scope, _caller: Caller) -> None:
         if is_full.pop(0):
             raise RateLimited("Too much.", retry_after=3)
-        yield
 
     async def receive() -> Message:
         for text in frames:
@@ -77,18 +78,15 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
         if len(sent) == 2:
             told.set()
 
-    await WebSocketConnection(
-        runner,  # type: ignore[arg-type]
-        held,
-        SHARE,
-        lambda body, _size: parse(body),
-        admission,
-        Caller(),
-        CacheSettings(),
-        1 << 20,
-        receive,
-        send,
-    ).run()
+    context = SimpleNamespace(
+        runner=runner,
+        upstream=SimpleNamespace(verify=accept),
+        limits=SimpleNamespace(request=count),
+        reader=SimpleNamespace(parse=lambda body, _size: parse(body)),
+        settings=make_settings(),
+    )
+    scope = {"type": "websocket", "headers": []}
+    await WebSocketConnection(context, held, SHARE, Caller(), scope, receive, send).run()  # type: ignore[arg-type]
     assert '"status":429' in sent[0]
     assert '"retry-after":"3"' in sent[0]
     assert '"status":500' in sent[1]
