@@ -121,7 +121,7 @@ class Faults:
         if sound:
             job = sound[int(amount * len(sound))]
             address = response_address(job.response_id)
-            keys = [address.record, address.log, address.compressed_log, address.record.replace(":r:", ":k:")]
+            keys = [address.record, address.log, address.record.replace(":r:", ":k:")]
             key = keys[int(amount * 1000) % len(keys)]
             job.damaged = key
             both = self._deployment.redis.pipeline()

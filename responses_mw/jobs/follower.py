@@ -15,7 +15,7 @@ from ..protocol import sse
 from ..protocol.response.document import end
 from ..protocol.types import Document
 from ..state import Batch, Damaged, Missing, State, StateUnavailable
-from ..state.jobs import PAGE, announced
+from ..state.jobs import announced, fills_page
 from ..state.schema import response_address
 
 logger = logging.getLogger(__name__)
@@ -102,8 +102,7 @@ class _Follower:
         self.number = self._began = number
         self.is_active = False  # whether the follower has received a batch since the last poll
         self._is_at_end = False  # whether the follower has passed the final batch or must stop
-        self._is_compressed = False  # whether the follower reads the compressed log
-        self._is_behind = False  # whether the log has batches after the page that was read last
+        self._is_behind = False  # whether the log may have batches after the page that was read last
         self._has_news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
@@ -175,9 +174,6 @@ class _Follower:
         if last <= number:  # Redis may have lost the last events, including events that were read here
             return [self._failed(_LOST) if number > self._began else Batch(number + 1, number, b"", final=True)]
         batches = await self._page()  # the response may have ended between the two reads
-        if not batches:
-            self._is_compressed = True
-            batches = await self._page()
         if not batches and first:
             message = f"The events of response '{self.response_id}' have expired; the response itself can still be retrieved."
             raise BadRequest(message, param="stream", code="stream_expired")
@@ -185,12 +181,8 @@ class _Follower:
         return batches
 
     async def _page(self) -> list[Batch]:
-        if self._is_compressed:
-            batches = await self._followers.state.jobs.compressed(self.response_id, self.number)
-            self._is_behind = bool(batches)
-        else:
-            batches = await self._followers.state.jobs.log(self.response_id, self.number)
-            self._is_behind = len(batches) == PAGE
+        batches = await self._followers.state.jobs.log(self.response_id, self.number)
+        self._is_behind = fills_page(batches)
         return batches
 
     def broken(self, reason: str) -> Batch:

@@ -39,11 +39,10 @@ _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
 
 MAX_ATTEMPTS = 3  # maximum attempts for a job whose workers are lost, because the request itself may crash them
 PAGE = 100  # maximum number of entries that are read at a time from a log
-COMPRESSED_PAGE = 4  # the same for a compressed log
-PLAIN_PAGE = 500  # the same for a log that is being compressed
-CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends; a reader has a page of chunks in memory
+PAGE_BYTES = 256 * 1024  # bytes of events after which a page ends, because every reader has a page in memory
+PLAIN_PAGE = 500  # maximum number of entries that are read at a time from a log that is being compressed
+CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends
 COMPRESS_TO = 32 * 1024 * 1024  # maximum size of a compressed log in bytes
-PLAIN_SECONDS = 60  # seconds until the plain form of a compressed log expires
 TOGETHER = 200  # maximum number of logs that one script call appends to
 _DAMAGED = 2  # the script's result for a damaged record or log
 
@@ -159,28 +158,21 @@ class Jobs:
         return [None if answer is None else answer == 1 for answer in answers]
 
     async def log(self, response_id: str, number: int) -> list[Batch]:
-        """Return up to `PAGE` batches of the events after event `number`, or an empty list if the log has ended or expired.
+        """Return the next batches of events after event `number`, or an empty list if the log has ended or expired.
 
         The first batch may also contain earlier events. Raises Damaged.
         """
-        return await self._page(response_address(response_id).log, response_id, number, PAGE)
-
-    async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of events after event `number` from a compressed log. Raises Damaged.
-
-        The first batch may also contain earlier events.
-        """
-        return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
+        return await self._page(response_id, number, PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """Replace the log of a response that has ended with a compressed log of about a twentieth of its size. Raises Damaged.
+        """Compress the log of a response that has ended to about a twentieth of its size. Raises Damaged.
 
         Return False if the log is incomplete, too small, too large or expired, or if the response has not ended.
         """
-        address, chunks = response_address(response_id), list[tuple[int, bytes]]()
+        chunks: list[tuple[int, bytes]] = []
         number, size, is_final = -1, 0, False
         while not is_final:
-            batches = await self._page(address.log, response_id, number, PLAIN_PAGE)
+            batches = await self._page(response_id, number, PLAIN_PAGE)
             if not batches or sum(batch.last + 1 - batch.first for batch in batches) != batches[-1].last - number:
                 return False  # the log has expired or has a gap
             length = sum(len(batch.data) for batch in batches)
@@ -188,17 +180,20 @@ class Jobs:
             number, is_final, size = batches[-1].last, batches[-1].final, size + length
         if size < COMPRESS_FROM or sum(len(data) for _, data in chunks) > COMPRESS_TO:
             return False
-        args: Args = [PLAIN_SECONDS * 1000]
-        for last, data in chunks:
-            args += (last + 1, data)
-        return bool(await self._client.script(_COMPRESS, [address.record], args) == 1)
+        args = [arg for last, data in chunks for arg in (last + 1, data)]
+        return bool(await self._client.script(_COMPRESS, [response_address(response_id).record], args) == 1)
 
-    async def _page(self, log: str, response_id: str, number: int, count: int) -> list[Batch]:
-        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", count)
-        try:
-            return [_batch_of(entry, _stem(response_id)) for entry in entries]
-        except (LookupError, ValueError):
-            raise self._client.damage(log, "an entry is not a batch of events") from None
+    async def _page(self, response_id: str, number: int, count: int) -> list[Batch]:
+        log, batches, size = response_address(response_id).log, list[Batch](), 0
+        for entry in await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", count):
+            try:
+                batches.append(_batch_of(entry, _stem(response_id)))
+            except (LookupError, ValueError):
+                raise self._client.damage(log, "an entry is not a batch of events") from None
+            size += len(batches[-1].data)
+            if size >= PAGE_BYTES:
+                break
+        return batches
 
     async def end(self, response_id: str) -> int | None:
         """Return the number of the last event, or None if the response has not ended. Raises Missing."""
@@ -285,6 +280,11 @@ def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
         continuations=continuations,
     )
     return job, (worker or b"").decode()
+
+
+def fills_page(batches: Sequence[Batch]) -> bool:
+    """Return whether a page of a log is full, so that the log may have further batches."""
+    return len(batches) == PAGE or sum(len(batch.data) for batch in batches) >= PAGE_BYTES
 
 
 def announced(message: bytes) -> Batch | None:

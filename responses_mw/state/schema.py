@@ -59,10 +59,6 @@ class Address:
         return f"rmw:{{{self.tag}}}:e:{self.random}"
 
     @property
-    def compressed_log(self) -> str:
-        return f"rmw:{{{self.tag}}}:z:{self.random}"
-
-    @property
     def credential(self) -> str:
         return f"rmw:{{{self.tag}}}:k:{self.random}"
 
@@ -115,7 +111,7 @@ def stop_channel(worker: str) -> str:
 _KINDS = (
     (re.compile(r"rmw:\{[a-z0-9]+\}:r:"), "response"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
-    (re.compile(r"rmw:\{[a-z0-9]+\}:[ez]:"), "event log"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:e:"), "event log"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
     (re.compile(r"rmw:\{q\d+\}:"), "queue"),
     (re.compile(r"rmw:\{[lb][^}]+\}:(rate|streams|background|expires|sizes)$"), "account of an owner"),

@@ -20,7 +20,7 @@ free(KEYS[1])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 local random = string.match(KEYS[1], '[a-z0-9]+$')
 redis.call('DEL', prefix .. 'k:' .. random)
-for _, log in ipairs({'e:', 'z:'}) do redis.call('PEXPIRE', prefix .. log .. random, LAST_READS) end
+redis.call('PEXPIRE', prefix .. 'e:' .. random, LAST_READS)
 if record[3] then
   redis.call('ZREM', prefix .. 's:' .. record[3] .. ':refs', 'r' .. random)
   settle(record[3])
