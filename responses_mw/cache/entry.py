@@ -207,13 +207,14 @@ def _is_answer(items: Sequence[Item]) -> bool:
 
 
 def _is_plain(item: Item) -> bool:
-    """Return whether an item, which may be malformed, is a complete message or reasoning that has only text."""
+    """Return whether an item is complete, and is reasoning or a message with only text. The item may be malformed."""
     kind = str(item.get("type"))
     if kind not in _PARTS or "id" in item or _has_others(item, _ITEM_MEMBERS[kind]):
         return False
-    lists = [(item.get(name) or [], part_type) for name, part_type in _PARTS[kind].items()]
-    has_text = any(parts for parts, _ in lists) and all(_are_plain(parts, part_type) for parts, part_type in lists)
-    return has_text and item.get("role") == _ROLES[kind] and item.get("status") in (None, "completed")
+    if item.get("role") != _ROLES[kind] or item.get("status") not in (None, "completed"):
+        return False
+    lists = {part_type: item.get(name) or [] for name, part_type in _PARTS[kind].items()}
+    return any(lists.values()) and all(_are_plain(parts, part_type) for part_type, parts in lists.items())
 
 
 def _are_plain(parts: Any, part_type: str) -> bool:
