@@ -218,7 +218,7 @@ def fill(schema: dict[str, Any], text: str) -> Any:
     """Generate a value for the JSON `schema` from `text`. Raises `SchemaError` if that is not possible."""
     try:
         return _Values(schema, text).value(schema, 0)
-    except (AttributeError, KeyError, TypeError) as malformed:
+    except (AttributeError, LookupError, TypeError) as malformed:
         raise SchemaError(f"the schema is malformed: {malformed}") from malformed
 
 
@@ -244,7 +244,12 @@ class _Values:
     """Fills one schema with the names and numbers of a text, which are used in turn."""
 
     def __init__(self, root: dict[str, Any], text: str) -> None:
-        self._root, self._text = root, text
+        self._text = text
+        self._definitions = {
+            f"#/{member}/{name}": definition
+            for member in ("$defs", "definitions")
+            for name, definition in root.get(member, {}).items()
+        }
         names, numbers = _names(text), _numbers(text)
         self._offered = {"string": len(names), "integer": len(numbers), "number": len(numbers)}
         long_words = [word for word in _WORD.findall(text) if word.lower() not in _COMMON_WORDS]
@@ -253,14 +258,13 @@ class _Values:
 
     def value(self, schema: Any, depth: int) -> Any:
         """Return a value for `schema`, which is at this level of nesting."""
-        schema = self._resolved(schema)
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
+        if "$ref" in schema:
+            return self.value(self._definitions[schema["$ref"]], depth + 1)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            if not isinstance(schema["enum"], list) or not schema["enum"]:
-                raise SchemaError("enum must be a list with members")
             return next(filter(self._mentions, schema["enum"]), schema["enum"][0])
         if options := schema.get("anyOf") or schema.get("oneOf"):
             is_null = depth >= _DEEP and _NULL in options
@@ -287,25 +291,11 @@ class _Values:
                 return None
         raise SchemaError(f"Invalid type: {kind}")
 
-    def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Return `schema`, or the definition that its `$ref` refers to."""
-        for _ in range(_TOO_DEEP):
-            if not isinstance(schema, dict):
-                raise SchemaError(f"a schema must be an object, not {schema!r}")
-            if "$ref" not in schema:
-                return schema
-            reference, schema = str(schema["$ref"]), self._root
-            for step in filter(None, reference.removeprefix("#").split("/")):
-                if not isinstance(schema, dict) or step not in schema:
-                    raise SchemaError(f"no definition at {reference}")
-                schema = schema[step]
-        raise SchemaError("the schema refers to itself endlessly")
-
     def _mentions(self, value: object) -> bool:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
 
     def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
-        items = self._resolved(schema.get("items", {}))
+        items = schema.get("items", {})
         minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
         offered = self._offered.get(_kind(items), int(depth < _DEEP))
         return [self.value(items, depth + 1) for _ in range(min(max(offered, minimum), maximum))]
@@ -319,8 +309,8 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of `schema`, or the first of several types that is not null."""
-    kind = schema.get("type") or ("object" if "properties" in schema else "string")
+    """Return the type of `schema`, or the first of several types that is not null. A reference usually is to an object."""
+    kind = schema.get("type") or ("object" if schema.keys() & {"properties", "$ref"} else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")
     return str(kind)
