@@ -123,13 +123,13 @@ def _run_code(plan: Plan) -> None:
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:
-    """Process the service's orders, and monitor the process `code` and the memory. Return why the container ends.
+    """Answer the service, and monitor the process `code` and the memory. Return the reason why the container must end.
 
     The reason is empty if the service has closed the input.
     """
     while True:
-        ordered, _, _ = select.select([0], [], [], _TICK)
-        if ordered:
+        readable, _, _ = select.select([0], [], [], _TICK)
+        if readable:
             if not os.read(0, 1):
                 return ""
             if not _sweep(code, namespaces=namespaces):
@@ -168,7 +168,7 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """End all processes except `code`. Return false if some processes could not be ended."""
+    """Kill all processes except `code`. Return whether all of them have ended."""
     if not namespaces:
         return True  # the code cannot start processes
     with contextlib.suppress(ProcessLookupError):
