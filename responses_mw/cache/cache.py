@@ -1,9 +1,8 @@
 """The response cache: look up answers, store them, and compute an answer only once when equal requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. The exact lookup comes first. Without an exact hit, the answer to another request in the same partition is a semantic hit if
-   the texts of both requests are similar enough and the guard accepts them. The embedding is computed during the exact lookup,
-   and is cancelled on an exact hit.
+2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
+   partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
 3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
    the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup, so an answer
@@ -15,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..auth import Gate
 from ..crypto import Sealer
@@ -30,7 +28,7 @@ from ..settings import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard
-from .embeddings import MAX_TEXT_LENGTH, Embedding, Embeddings, Headers, Scope
+from .embeddings import MAX_TEXT_LENGTH, Embeddings, Headers, Scope
 from .entry import Entry, Key, Uncacheable, items_of, key_of, pack, unpack
 from .policy import Hit, Miss, Policy
 from .store import Entries, EntryPage, LookupResult, Redis
@@ -48,7 +46,6 @@ STREAM_WAIT = 1.0
 """Maximum seconds that a streaming request waits for an equal request, because its client expects a first event."""
 _NEAR = 0.15  # maximum difference between the threshold and a lower similarity that a miss reports
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
-_MAX_EXPECTED = 10_000
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 """Exceptions raised if Redis is down or slow, or if a key holds a value that this server did not write."""
 
@@ -79,9 +76,7 @@ class Cache:
             self._scan = Scan(self.entries, embeddings.space, memory_bytes)
         self._sealer = sealer
         self._settings = settings
-        self._ending: set[asyncio.Task[Any]] = set()  # tasks that release flights, and embeddings that were cancelled
-        self._expected: set[int] = set()
-        """Hashes of the owner and text of recent exact hits. Requests with these hashes are likely to be exact hits again."""
+        self._ending: set[asyncio.Task[None]] = set()  # tasks that release flights
         self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()
 
     def key(
@@ -94,7 +89,7 @@ class Cache:
         return key
 
     async def aclose(self) -> None:
-        """Wait until all flights are released and all cancelled embeddings have ended."""
+        """Wait until all flights are released."""
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -112,7 +107,7 @@ class Cache:
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(MAX_WAIT, STREAM_WAIT) if streamed else MAX_WAIT
         try:
-            hit = await self._lookup(miss, wait, partial(self._embed, key.text, headers, scope))
+            hit = await self._lookup(miss, wait, headers, scope)
         except _FAILURES as error:
             logger.debug("cache lookup failed: %s", type(error).__name__)
             hit = None  # the answer is still stored if only the search timed out
@@ -128,25 +123,25 @@ class Cache:
         annotate(cache=hit.kind)
         return hit
 
-    async def _lookup(self, miss: Miss, wait: float, embed: Callable[[], Embedding]) -> Hit | None:
+    async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
         key, policy = miss.key, miss.policy
-        scan = self._scan if policy.mode == "semantic" and len(key.text) <= MAX_TEXT_LENGTH else None
-        if scan is not None and not (policy.read and hash((key.owner, key.text)) in self._expected):
-            miss.vector = embed()
+        is_semantic = policy.mode == "semantic"
+        scan = self._scan if is_semantic and len(key.text) <= MAX_TEXT_LENGTH else None
         if not policy.read:
             miss.because("refresh")
         found = await self._exact(miss, wait, scan)
-        self._expect(key, hit=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
         if found.verdict == "hit" and policy.read and (entry := self._unpack(miss, key.exact, found.record)):
             return _hit("exact", 1.0, entry, found.left)
         if scan is None:
-            if policy.mode == "semantic":
+            if is_semantic:
                 miss.because("too_long")
             return None
-        return await self._nearest(miss, scan, embed, found.page) if policy.read else None
+        assert self._embeddings is not None
+        miss.vector = await self._embeddings.embed_or_warn(key.text, headers, scope)
+        return await self._nearest(miss, scan, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
         """Repeat the exact lookup until no other request is computing the answer, or until `wait` seconds have passed."""
@@ -164,12 +159,9 @@ class Cache:
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _MAX_PAUSE)
 
-    async def _nearest(self, miss: Miss, scan: Scan, embed: Callable[[], Embedding], page: EntryPage | None) -> Hit | None:
+    async def _nearest(self, miss: Miss, scan: Scan, page: EntryPage | None) -> Hit | None:
         """Return a hit for the nearest entry that the guard accepts, if any."""
-        miss.vector = embedding = miss.vector or embed()
-        if not embedding.done():
-            await asyncio.wait({embedding})  # unlike `await embedding`, this ends at once when it is cancelled
-        vector, threshold = embedding.result(), miss.policy.threshold
+        vector, threshold = miss.vector, miss.policy.threshold
         if vector is None:
             miss.because("embedding_failed")
             return None
@@ -179,15 +171,6 @@ class Cache:
             miss.because("below_threshold", nearest)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
-
-    def _embed(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        assert self._embeddings is not None
-        return self._embeddings.start(text, headers, scope)
-
-    def _expect(self, key: Key, *, hit: bool) -> None:
-        if len(self._expected) >= _MAX_EXPECTED:
-            self._expected.clear()
-        (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
 
     def _semantic_hit(self, miss: Miss, match: Match) -> Hit | None:
         entry = self._unpack(miss, match.entry, match.record)
@@ -235,13 +218,12 @@ class Cache:
             return False
 
     async def _keep(self, miss: Miss, document: Document, generation: str) -> bool:
-        key, ttl, items = miss.key, miss.policy.ttl, items_of(document)
-        signature = _signature(miss) if items is not None and miss.vector is not None else None
+        key, ttl, items, vector = miss.key, miss.policy.ttl, items_of(document), miss.vector
+        signature = _signature(miss) if items is not None and vector is not None else None
         entry = Entry(key.owner, key.exact, items, document["usage"], ttl, signature) if items is not None else None
         if entry is None or len(data := pack(entry, self._sealer)) > MAX_ENTRY_BYTES:
             self._end(miss, mark=LEASE)
             return False
-        vector = await miss.vector if miss.vector is not None else None
         async with asyncio.timeout(self._settings.timeout):
             verdict = await self.entries.keep(
                 key,
@@ -254,7 +236,6 @@ class Cache:
             )
         if verdict == "kept":
             miss.token = None
-            self._expect(key, hit=True)
         return verdict == "kept"
 
     async def _renew(self, key: Key, token: str) -> None:
@@ -267,18 +248,12 @@ class Cache:
                 logger.debug("a flight was not renewed")
 
     def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
-        """Release the flight (see `Entries.release`) and cancel the embedding, both in the background."""
-        token, embedding = miss.token, miss.vector
-        miss.token = miss.vector = None
-        if embedding is not None:
-            embedding.cancel()
-            self._watch(embedding)
+        """Release the flight in the background (see `Entries.release`)."""
+        token, miss.token = miss.token, None
         if token is not None:
-            self._watch(asyncio.create_task(self._release(miss.key, token, mark)))
-
-    def _watch(self, task: asyncio.Task[Any]) -> None:
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+            task = asyncio.create_task(self._release(miss.key, token, mark))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _release(self, key: Key, token: str, mark: float) -> None:
         try:

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = Mapping[str, str] | None
 Scope: TypeAlias = MutableMapping[str, Any] | None
-Embedding: TypeAlias = "asyncio.Task[Vector | None]"  # computes a vector, or None if the embedding fails
 
 _PATH = "/v1/embeddings"
 VERSION = 1
@@ -72,10 +71,6 @@ class Embeddings:
         """The id of the vector space. Only vectors of the same space are comparable."""
         self._warnings = WarningLimit()
 
-    def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
-        """Start `embed` in a task. If it fails, the failure is logged, and the task's result is None."""
-        return asyncio.create_task(self._embed_or_warn(text, headers, scope))
-
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
         """Return the vector of `text`. Raises `NoEmbedding` on every failure.
 
@@ -84,7 +79,8 @@ class Embeddings:
         with measured_embedding(self._model):
             return await self._embed(text, headers, scope)
 
-    async def _embed_or_warn(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
+    async def embed_or_warn(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
+        """Like `embed`, but log a failure and return None."""
         try:
             return await self.embed(text, headers, scope)
         except NoEmbedding as error:

@@ -25,8 +25,6 @@ from .entry import Key
 from .guard import Signature
 
 if TYPE_CHECKING:
-    from asyncio import Task
-
     from .vectors import Vector
 
 BODY, HEADER = "cache", "X-Responses-Cache"
@@ -161,7 +159,7 @@ class Miss:
     generation: str | None = None
     """The cache's generation at the lookup. If the lookup failed, it is None, and the answer is not stored."""
     token: str | None = None  # set while this request holds the flight, so that equal requests wait for it
-    vector: Task[Vector | None] | None = None  # the embedding of the text, until the answer is stored or given up
+    vector: Vector | None = None  # the embedding of the text, or None if the text was not embedded
     signature: Signature | None = None  # the signature of the text, which is computed when it is first needed
     reason: str = "not_found"
     nearest: float | None = None  # similarity of the nearest text, if the reason concerns that text

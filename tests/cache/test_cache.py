@@ -26,15 +26,11 @@ from tests.cache.asking import (
     settings,
     told,
 )
-from tests.support.scripted import Signal
 from tests.support.valkey import wire
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from responses_mw.cache import Cache
     from tests.cache.conftest import OpenCache
-    from tests.support.servers import Serve
     from tests.support.valkey import Plain, Server
 
 Q = "What is the capital of France?"
@@ -314,42 +310,6 @@ async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
         before = counted.trips
         await ask(cache, key(cache), SEMANTIC)
         assert (counted.trips - before, embedding_server.requests) == (1, [])
-
-
-async def test_the_embedding_is_made_beside_the_exact_look_up(
-    cache: Cache, server: Plain, embedding_server: EmbeddingServer
-) -> None:
-    server.client_pause(20_000, all=False)
-    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
-    async with asyncio.timeout(60):
-        while not embedding_server.requests:
-            await asyncio.sleep(0.01)
-    assert not looking.done(), "Redis has not answered yet"
-    server.client_unpause()
-    assert isinstance(await looking, Miss)
-    assert len(embedding_server.requests) == 1
-
-
-async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embedding_up(
-    open_cache: OpenCache, server: Plain, serve: Serve
-) -> None:
-    came, left = Signal(), Signal()
-
-    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-        came.set()
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left.set()
-
-    slow = {"upstream__url": serve(silent, lifespan="off"), "cache__namespace": "the same", "cache__timeout": 60}
-    one, other = open_cache(**slow), open_cache(**slow)
-    await ask(one, key(one), EXACT, answer="Paris.")
-    server.client_pause(20_000, all=False)
-    looking = asyncio.create_task(other.lookup(key(other), SEMANTIC, granted))
-    await came.wait()
-    server.client_unpause()
-    assert told(await looking) == "Paris."
-    await left.wait()
 
 
 @pytest.mark.parametrize("policy", [EXACT, SEMANTIC], ids=["exact", "semantic"])

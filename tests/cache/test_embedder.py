@@ -64,7 +64,6 @@ async def test_a_miss_has_the_embedding_of_its_text(cache: Cache, embedding_serv
     found = await cache.lookup(key(cache), SEMANTIC, granted)
     assert isinstance(found, Miss)
     assert found.vector is not None
-    assert (await found.vector) is not None
     assert len(embedding_server.requests) == 1
     async with cache.flight(found):
         pass
@@ -78,10 +77,10 @@ async def test_texts_without_semantic_lookup_are_not_embedded(
     assert embedding_server.requests == []
 
 
-async def test_where_an_exact_answer_is_expected_nothing_is_embedded(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_where_an_exact_answer_is_found_nothing_is_embedded(cache: Cache, embedding_server: EmbeddingServer) -> None:
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     before = len(embedding_server.requests)
     await ask(cache, key(cache), SEMANTIC)
     assert len(embedding_server.requests) == before
     await ask(cache, key(cache, owner=BOB), SEMANTIC)
-    assert len(embedding_server.requests) == before + 1, "another owner's answer is no reason"
+    assert len(embedding_server.requests) == before + 1, "another owner's answer is not found"

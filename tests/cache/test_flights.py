@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from responses_mw.cache import Cache
-    from responses_mw.cache.vectors import Vector
     from tests.cache.conftest import OpenCache
     from tests.support.servers import Serve
     from tests.support.valkey import Plain
@@ -172,32 +171,6 @@ async def test_a_refreshing_request_does_not_wait(cache: Cache, server: Plain) -
         refreshing = replace(EXACT, read=False)
         assert await ask(cache, key(cache), refreshing, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache)) == "told again: Paris."
-
-
-async def test_a_flight_is_over_before_its_embedding_is(cache: Cache, server: Plain) -> None:
-    go = asyncio.Event()
-
-    async def lingering() -> Vector | None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await go.wait()
-        return None
-
-    miss = await begun(cache)
-    miss.vector = asyncio.create_task(lingering())
-    await asyncio.sleep(0)
-    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
-    async with cache.flight(miss):
-        pass
-    async with asyncio.timeout(15):  # less than the cache's
-        while server.keys("*:f:*"):
-            await asyncio.sleep(0.01)
-    closing = asyncio.create_task(cache.aclose())
-    await asyncio.sleep(0)
-    assert not closing.done()
-    go.set()
-    await closing
 
 
 async def test_a_look_up_that_is_cancelled_leaves_no_flight(open_cache: OpenCache, serve: Serve, server: Plain) -> None:
