@@ -40,18 +40,15 @@ class Health:
 
     policy        maxmemory-policy; if the nodes differ, a policy other than noeviction
     max_memory    maxmemory in bytes; 0 means no limit
-    persistent    whether the append-only file is enabled
     fault         the warning that explains why new responses are not stored now, or an empty string
     warnings      sentences for the operator
     errors        sentences that explain why the server must not start
     """
 
     server: str
-    cluster: bool
     policy: str
     used_memory: int
     max_memory: int
-    persistent: bool
     fault: str
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
@@ -84,11 +81,9 @@ class State:
         policies = {str(node.get("maxmemory_policy", "unknown")) for node in nodes}
         return Health(
             server=_server(worst),
-            cluster=any(int(node.get("cluster_enabled", 0)) for node in nodes),
             policy=next((policy for policy in sorted(policies) if policy != "noeviction"), "noeviction"),
             used_memory=int(worst.get("used_memory", 0)),
             max_memory=int(worst.get("maxmemory", 0)),
-            persistent=all(int(node.get("aof_enabled", 0)) for node in nodes),
             fault=fault,
             warnings=tuple(dict.fromkeys(filter(None, [fault, *(text for node in nodes for text in _warnings(node))]))),
             errors=tuple(dict.fromkeys(error for node in nodes for error in _errors(node, self.client))),

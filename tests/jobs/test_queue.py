@@ -11,6 +11,7 @@ import pytest
 from responses_mw.ids import random_part
 from responses_mw.state import Damaged, State, connect
 from responses_mw.state.jobs import Backlog, Queue
+from responses_mw.state.schema import QUEUE
 
 LEASE = 60.0
 
@@ -173,6 +174,18 @@ async def test_a_running_job_that_ends_gives_no_turn_back(queue: Queue) -> None:
     await queue.drop(jobs[0])
     owners = [str(await claim(queue)).partition("-")[0] for _ in range(4)]
     assert owners.count("alice") == 2
+
+
+async def test_a_job_that_was_claimed_while_its_turn_was_damaged_is_not_queued_again(state: State, queue: Queue) -> None:
+    jobs = await enter(queue, "alice", 3)
+    await state.client.command("ZREM", QUEUE, jobs[1])  # its turn remains
+    await queue.drop(jobs[0])
+    assert [await claim(queue) for _ in range(2)] == [jobs[2], None]
+    for job in jobs[1:]:
+        await queue.drop(job)
+    await enter(queue, "bob")
+    (next_one,) = await enter(queue, "alice")
+    assert next_one in [await claim(queue) for _ in range(2)]
 
 
 async def test_jobs_whose_lease_is_over_count_as_waiting(queue: Queue) -> None:

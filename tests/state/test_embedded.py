@@ -33,7 +33,7 @@ async def test_an_embedded_server_is_a_whole_redis_and_ends_with_its_context() -
     async with embedded() as client:
         await assert_works(State(client))
         health = await State(client).check()
-        assert (health.policy, health.errors, health.persistent) == ("noeviction", (), False)
+        assert (health.policy, health.errors) == ("noeviction", ())
         process = await process_of(client)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
@@ -44,7 +44,7 @@ async def test_what_is_stored_in_a_directory_is_there_again(tmp_path: Path) -> N
         response = await respond(State(client), Chain.new(), "one")
     async with embedded(tmp_path / "data") as client:
         assert await history(State(client), response) == ["one", "one!"]
-        assert (await State(client).check()).persistent
+        assert not any("appendonly" in warning for warning in (await State(client).check()).warnings)
 
 
 async def test_what_was_stored_in_a_directory_survives_a_kill_of_the_server(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ local function longest_wait()
     local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
     if not oldest[1] then break end
     if redis.call('ZSCORE', KEYS[1], oldest[1]) then return now - oldest[2] end
-    redis.call('ZREM', since, oldest[1])  -- a replica of an older release claimed it
+    redis.call('ZREM', since, oldest[1])  -- `ready` was deleted, and the job was not added again
   end
   return 0
 end

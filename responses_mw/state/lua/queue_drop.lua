@@ -11,13 +11,9 @@ local function give_back_turn(ready, job, owner)
   if redis.call('ZREM', turns, job) == 0 then return end
   local later = redis.call('ZRANGEBYSCORE', turns, '(' .. free, '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_MOVED)
   for i = 1, #later, 2 do
-    if redis.call('ZSCORE', ready, later[i]) then
-      redis.call('ZADD', ready, free, later[i])
-      redis.call('ZADD', turns, free, later[i])
-      free = later[i + 1]
-    else
-      redis.call('ZREM', turns, later[i])  -- a replica of an older release claimed it
-    end
+    redis.call('ZADD', ready, 'XX', free, later[i])  -- if a key was damaged, the job may have been claimed already
+    redis.call('ZADD', turns, free, later[i])
+    free = later[i + 1]
   end
   local last = redis.call('ZRANGE', turns, -1, -1, 'WITHSCORES')[2]
   if last then redis.call('ZADD', prefix .. 'owners', last, owner) else redis.call('ZREM', prefix .. 'owners', owner) end
