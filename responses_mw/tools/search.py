@@ -68,7 +68,7 @@ class Query:
         if not self.allowed and not self.blocked:
             return True
         try:
-            host = plain_host(urlsplit(url).hostname or "")
+            host = plain_host(urlsplit(url).hostname or "").removesuffix(".")
         except ValueError:
             return False
 

@@ -194,6 +194,14 @@ async def test_results_outside_the_filters_are_dropped(filters: dict[str, Any], 
     assert ("found nothing" in result.content) == (not expected)
 
 
+async def test_a_dot_after_the_host_does_not_evade_the_filters() -> None:
+    dotted = SearchHit("D", "https://a.example./1", "about a")
+    blocked = await search(Shelf(dotted), filters={"blocked_domains": ["a.example"]}).call(asking("a"))
+    allowed = await search(Shelf(dotted), filters={"allowed_domains": ["a.example"]}).call(asking("a"))
+    assert blocked.members["results"] == []
+    assert [one["url"] for one in allowed.members["results"]] == [dotted.url]
+
+
 async def test_domains_in_other_scripts_are_compared_as_they_stand_in_urls() -> None:
     there = SearchHit("M", "https://www.xn--mnchen-3ya.de/a", "text")
     other = SearchHit("M", "https://www.münchen.de/b", "text")
