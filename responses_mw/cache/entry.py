@@ -246,6 +246,16 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
 
     Raises `ValueError` if the record is damaged, was sealed with another key, or belongs to another entry or version.
     """
+    entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
+    if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
+        raise ValueError("the record belongs to another entry or version")
+    if not _is_answer(entry.items) or (entry.usage is not None and usage_of_responses(entry.usage) != entry.usage):
+        raise ValueError("the record contains what is never cached")
+    return entry
+
+
+def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
+    """Return the JSON of a record, without numbers and nesting that the encoder of responses would refuse."""
     if blob[:1] == b"S":
         data = sealer.open(blob[1:].decode(), purpose=f"cache {exact}", owner=owner)
     elif blob[:1] == b"C" and not sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
@@ -253,12 +263,6 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     else:
         raise ValueError("the record is in an unknown form")
     try:
-        data = orjson.dumps(orjson.loads(data))  # refuses or converts what the response's encoder would refuse
+        return orjson.dumps(orjson.loads(data))
     except TypeError:
         raise ValueError("the record is nested too deeply") from None
-    entry = _ENTRY.validate_json(data)
-    if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
-        raise ValueError("the record belongs to another entry or version")
-    if not _is_answer(entry.items) or (entry.usage is not None and usage_of_responses(entry.usage) != entry.usage):
-        raise ValueError("the record contains what is never cached")
-    return entry
