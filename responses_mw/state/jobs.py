@@ -21,11 +21,9 @@ from .schema import (
     decompress,
     json_size,
     pack,
-    pack_events,
     response_address,
     stop_channel,
     unpack,
-    unpack_events,
 )
 from .usage import Usage
 from .values import Batch, Item, Job, StateOptions, Taken
@@ -187,7 +185,7 @@ class Jobs:
         log, batches, size = response_address(response_id).log, list[Batch](), 0
         for entry in await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", count):
             try:
-                batches.append(_batch_of(entry, _stem(response_id)))
+                batches.append(_batch_of(entry))
             except (LookupError, ValueError):
                 raise self._client.damage(log, "an entry is not a batch of events") from None
             size += len(batches[-1].data)
@@ -294,15 +292,10 @@ def announced(message: bytes) -> Batch | None:
     return _batch(int(last), data, final=bool(final)) if data and last.isdigit() else None
 
 
-def _batch_of(entry: Entry, stem: str) -> Batch:
+def _batch_of(entry: Entry) -> Batch:
     """Decode an entry of a log. Raises LookupError or ValueError if the entry is damaged."""
     entry_id, fields = entry
-    if b"z" in fields:  # several batches
-        data = decompress(fields[b"z"])
-    elif b"p" in fields:  # a compressed batch
-        data = unpack_events(fields[b"p"], stem)
-    else:
-        data = fields[b"b"]
+    data = decompress(fields[b"z"]) if b"z" in fields else fields[b"b"]
     return _batch(int(entry_id.partition(b"-")[0]) - 1, data, final=b"final" in fields)
 
 
@@ -315,7 +308,7 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
     args: Args = [_ms(lease)]
     for job, token, batch in batches:
         keys.append(response_address(job).record)
-        args += (token, batch.first, batch.last, batch.data, pack_events(batch.data, _stem(job)))
+        args += (token, batch.first, batch.last, batch.data)
     return keys, args
 
 
@@ -329,11 +322,6 @@ def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
             chunks.append((batch.last, compress(b"".join(parts))))
             parts, size = [], 0
     return chunks
-
-
-def _stem(response_id: str) -> str:
-    """Return the part that the ids of a response and of its items have in common."""
-    return response_id.removeprefix("resp_")
 
 
 def _is_unavailable(reply: Any) -> bool:

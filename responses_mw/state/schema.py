@@ -1,17 +1,15 @@
 """Key names, which docs/architecture.md describes, and the encoding of values. Values are JSON:
 
-    J<json>                       uncompressed
-    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
-    <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
-
-Short batches of events are compressed with a dictionary of frequent events, which shrinks a delta of 240 bytes to 30.
+J<json>                       uncompressed
+Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
+<random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +24,7 @@ from .values import Item, Turn
 VERSION = 1
 """Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
 COMPRESS_FROM = 4096
-"""Minimum size of a compressed value, and maximum size of a batch of events that is compressed on its own, in bytes.
+"""Minimum size of a compressed value in bytes.
 
 Compressing a shorter turn would save half a kilobyte, but decompressing all turns of a long chain would take longer than the
 chain's round trips.
@@ -135,25 +133,6 @@ _PLAIN, _COMPRESSED = b"JZ"
 # A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
 _MAX_RATIO = 128 * 1024 // 4
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
-# In compressed events, replaces the part that all ids of a response have in common. No JSON text contains this byte.
-_ID = b"\0"
-# The beginnings and ends of frequent events, the most frequent last. A log can be decompressed only with the dictionary that
-# compressed it, so a new dictionary needs a new field in the log's entries.
-_FREQUENT = zstandard.ZstdCompressionDict(
-    b"".join(
-        b'event: response.%b.delta\ndata: {"type":"response.%b.delta","item_id":"%b_\x001",'
-        b'"output_index":0,%b,"sequence_number":1' % (kind, kind, prefix, rest)
-        for kind, prefix, rest in (
-            (b"mcp_call_arguments", b"mcp", b'"delta":""'),
-            (b"function_call_arguments", b"fc", b'"delta":""'),
-            (b"reasoning_summary_text", b"rs", b'"summary_index":0,"delta":""'),
-            (b"reasoning_text", b"rs", b'"content_index":0,"delta":""'),
-            (b"output_text", b"msg", b'"content_index":0,"delta":"","logprobs":[]'),
-        )
-    ),
-    zstandard.DICT_TYPE_RAWCONTENT,
-)
-_FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a tenth
 
 
 class _Zstandard(threading.local):
@@ -163,8 +142,6 @@ class _Zstandard(threading.local):
         # Level 1 gives smaller results than zlib in a quarter of the time.
         self.compress = zstandard.ZstdCompressor(level=1).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
-        self.compress_events = zstandard.ZstdCompressor(dict_data=_FREQUENT).compress
-        self.decompress_events = zstandard.ZstdDecompressor(dict_data=_FREQUENT).decompress
 
 
 _zstandard = _Zstandard()
@@ -177,32 +154,12 @@ def compress(data: bytes) -> bytes:
 
 def decompress(frame: bytes | memoryview) -> bytes:
     """Decompress one Zstandard frame. Raises ValueError if the frame is invalid or states an impossible size."""
-    return _decompress(frame, _MAX_RATIO * len(frame), _zstandard.decompress)
-
-
-def _decompress(frame: bytes | memoryview, max_size: int, decompressor: Callable[[bytes | memoryview], bytes]) -> bytes:
     try:
-        if not 0 <= zstandard.frame_content_size(frame) <= max_size:  # checked before memory is allocated
+        if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):  # checked before memory is allocated
             raise ValueError("the frame states no size, or an impossible size")
-        return decompressor(frame)
+        return _zstandard.decompress(frame)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
-
-
-def pack_events(data: bytes, stem: str) -> bytes:
-    """Return the compressed form of a short batch of events, or `b""` if the batch should be stored uncompressed.
-
-    `stem`, the part that the ids in the events have in common, is replaced with a single byte.
-    """
-    if len(data) > COMPRESS_FROM or _ID in data:
-        return b""
-    packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
-    return packed if len(packed) < len(data) else b""
-
-
-def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Decompress a batch that `pack_events` compressed with the same `stem`. Raises ValueError if `packed` is invalid."""
-    return _decompress(packed, COMPRESS_FROM, _zstandard.decompress_events).replace(_ID, stem.encode())
 
 
 def pack(text: bytes) -> bytes:

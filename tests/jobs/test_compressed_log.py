@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 import redis
-import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
-from responses_mw.ids import random_part
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import CHUNK, PAGE_BYTES, PLAIN_PAGE
-from responses_mw.state.schema import pack_events, unpack_events
+from responses_mw.state.schema import decompress
 from tests.jobs.test_background import create as create_response
 from tests.jobs.test_background import ended, follow, streamed
 from tests.jobs.test_follower import following, keys, rest
@@ -53,44 +49,10 @@ async def finished(state: State, tokens: int = 3000) -> Job:
     return job
 
 
-async def test_a_log_takes_a_quarter_while_its_response_runs(state: State) -> None:
-    job = await taken(state, await create(state), lease=600)
-    stem, written = job.response_id.removeprefix("resp_"), 0
-    for number in range(2, 1002):
-        delta = {"type": "response.output_text.delta", **DELTA, "item_id": f"msg_{stem}1", "delta": f" {random_part()[:5]}"}
-        data = sse.encode([Event("response.output_text.delta", {**delta, "sequence_number": number})])
-        assert await append(state, job, Batch(number, number, data))
-        written += len(data)
-    assert await state.client.command("MEMORY", "USAGE", keys(job)[1]) < written / 4
-    assert [one async for one in numbers_after(state, job, 500)] == list(range(501, 1002))
-
-
-async def numbers_after(state: State, job: Job, after: int) -> AsyncIterator[int]:
-    """The numbers of the events in a log after a number."""
-    while True:
-        log = await state.jobs.log(job.response_id, after)
-        if not log:
-            return
-        for one in log:
-            (event,) = sse.decode(one.data)
-            assert event["item_id"] == f"msg_{job.response_id.removeprefix('resp_')}1"
-            yield event["sequence_number"]
-        after = log[-1].last
-
-
-@given(data=st.binary(max_size=300), number=st.integers(0, 300))
-def test_a_batch_is_read_as_it_was_written(data: bytes, number: int) -> None:
-    stem = random_part() * 2
-    batch = data[:number] + stem.encode() + data[number:]
-    packed = pack_events(batch, stem)
-    assert not packed or unpack_events(packed, stem) == batch
-
-
-def test_a_damaged_batch_takes_no_memory() -> None:
+def test_a_damaged_frame_takes_no_memory() -> None:
     huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 60).to_bytes(8, "little") + b"\x01\0\0"  # the head of a frame of an exabyte
-    for frame in (huge, zstandard.compress(bytes(1 << 24))):
-        with pytest.raises(ValueError, match="size"):
-            unpack_events(frame, random_part())
+    with pytest.raises(ValueError, match="size"):
+        decompress(huge)
 
 
 async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(state: State) -> None:

@@ -163,23 +163,20 @@ local function refusal(owner, a_part_is_enough)
 end
 
 -- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`. `final` marks the last batch of a log.
--- `packed` is the compressed form of the batch, or '' if the batch is stored uncompressed.
 -- Return nil if the log contains the batch now, otherwise the number of the log's next event. Repeating the last batch changes nothing.
 -- An entry's id is the number of its last event + 1, because 0-0 is not a valid id.
 -- A short batch is published as `last`, ' final' if it ends the log, a line feed and the batch. For a longer batch, the message is empty.
 local ANNOUNCED = 16384
-local function append_batch(record, first, last, batch, final, packed)
+local function append_batch(record, first, last, batch, final)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
   local log, id = slot .. 'e:' .. random, string.format('%d-0', last + 1)
-  local form, stored = 'b', batch
-  if packed and packed ~= '' then form, stored = 'p', packed end
   local next_seq = tonumber(redis.call('HGET', record, 'next_seq'))
   if next_seq == last + 1 then
     local entry = redis.call('XRANGE', log, id, id)[1]
-    if entry and entry[2][2] == stored then return nil end
+    if entry and entry[2][2] == batch then return nil end
   end
   if next_seq ~= first then return next_seq end
-  if final then redis.call('XADD', log, id, form, stored, 'final', 1) else redis.call('XADD', log, id, form, stored) end
+  if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
   if redis.call('PTTL', log) == -1 then redis.call('PEXPIRE', log, redis.call('PTTL', record)) end  -- it is new
   redis.call('HSET', record, 'next_seq', last + 1)
   redis.call('HINCRBY', record, 'logged', #batch)

@@ -1,6 +1,6 @@
 -- Append batches of events to the logs of running background responses, one batch to each log, and renew the leases.
 -- KEYS: records; in a cluster, only one
--- ARGV: 1 lease in ms, then for each record token, first and last number, batch, its compressed form or ''
+-- ARGV: 1 lease in ms, then for each record token, first and last number, batch
 -- Returns for each record: 1 the log contains the batch; 0 another worker holds the response, the response has ended, or the batch
 --   does not continue its log; 2 the record or log is damaged
 
@@ -15,17 +15,17 @@ end
 
 local until_then, answers = now_ms() + ARGV[1], {}
 
-local function append(record, token, first, last, batch, packed)
+local function append(record, token, first, last, batch)
   local found = redis.call('HMGET', record, 'token', 'status')
   if found[1] ~= token or TERMINAL[found[2]] then return 0 end
-  if append_batch(record, tonumber(first), tonumber(last), batch, nil, packed) then return 0 end
+  if append_batch(record, tonumber(first), tonumber(last), batch) then return 0 end
   redis.call('HSET', record, 'lease_until', until_then)
   return 1
 end
 
 for i, record in ipairs(KEYS) do
-  local at = 5 * i - 3
-  local ok, answer = pcall(append, record, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  local at = 4 * i - 2
+  local ok, answer = pcall(append, record, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
   if not ok and not is_damage(answer) then return error(answer, 0) end
   answers[i] = ok and answer or 2
 end
