@@ -25,8 +25,9 @@ from benchmarks.background import valkey
 from benchmarks.embeddings import DIMENSIONS, embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
+from responses_mw.app import create_embeddings
 from responses_mw.auth import ANONYMOUS
-from responses_mw.cache import Cache, Embeddings
+from responses_mw.cache import Cache
 from responses_mw.cache.entry import Entry, Key, pack
 from responses_mw.cache.guard import signature
 from responses_mw.cache.vectors import Scan, decode_vectors, encode_vector, unit_vector
@@ -160,7 +161,8 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
     settings = Settings(upstream={"url": upstream.url}, cache={"embedding_url": embeddings.url, "embedding_model": "hashing"})
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
-        embedding = Embeddings(transport, upstream.url, settings.cache)
+        embedding = create_embeddings(transport, settings)
+        assert embedding is not None
         deployment, room = f"{upstream.url}\0{settings.upstream.think_tag}", settings.limits.memory_bytes
         cache = Cache(client, embedding, UNSEALED, settings.cache, deployment=deployment, memory_bytes=room)
         found = Scan(cache.entries, embedding.space, room)

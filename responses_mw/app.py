@@ -50,6 +50,9 @@ COMMIT_TIMEOUTS = 5
 IN_PROCESS = "http://localhost"
 """Base URL for calls to the wrapped application in this process."""
 
+_MAX_EMBEDDING_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of a response with an embedding, about fifty times the size of the largest vectors in use."""
+
 _DETECTION_TIMEOUT = 2.0
 """Maximum number of seconds for detecting the upstream's dialect at startup."""
 
@@ -73,10 +76,14 @@ async def open_upstream(
     url = settings.upstream.url
     transport = transport or (network_transport() if url else ASGITransport(app))
     async with transport:
-        upstream = Upstream(transport, url or IN_PROCESS + settings.server.base_path, settings.upstream)
+        upstream = Upstream(transport, _base(settings), settings.upstream)
         if url is not None:  # otherwise, the wrapped application has not started yet
             await _detect(upstream, url)
         yield upstream
+
+
+def _base(settings: Settings) -> str:
+    return settings.upstream.url or IN_PROCESS + settings.server.base_path
 
 
 async def _detect(upstream: Upstream, url: str) -> None:
@@ -197,7 +204,7 @@ async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, s
         transport = await stack.enter_async_context(network_transport())
     cache = Cache(
         state.client,
-        _embeddings(transport, upstream.base, settings),
+        create_embeddings(transport, settings),
         sealer,
         settings.cache,
         deployment=f"{settings.upstream.url}\0{settings.upstream.think_tag}",
@@ -213,15 +220,30 @@ async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None
     Raises `StartupError` if numpy is not installed.
     """
     async with network_transport() as transport:
-        base = settings.cache.embedding_url or settings.upstream.url
-        yield _embeddings(transport, base, settings) if base is not None else None
+        has_server = settings.cache.embedding_url or settings.upstream.url
+        yield create_embeddings(transport, settings) if has_server else None
 
 
-def _embeddings(transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> Embeddings | None:
-    if not settings.cache.embedding_model:
+def create_embeddings(transport: httpx.AsyncBaseTransport, settings: Settings) -> Embeddings | None:
+    """Return a client of the embeddings server, or None if no model is set.
+
+    The server is the upstream, which gets the upstream's key or the caller's credential, or another server, which never gets
+    the caller's headers. Raises `StartupError` if numpy is not installed.
+    """
+    cache = settings.cache
+    if not cache.embedding_model:
         return None
+    is_foreign = cache.embedding_url is not None
+    key = cache.embedding_api_key or (None if is_foreign else settings.upstream.api_key)
+    chosen = settings.upstream.model_copy(update={"api_key": key, "status_grace": 0.0})  # a failed embedding is not repeated
+    server = Upstream(transport, cache.embedding_url or _base(settings), chosen)
+
+    async def post(body: dict[str, Any], caller: Caller | None) -> Any:
+        sender = Caller() if is_foreign or caller is None else caller
+        return await server.post("/v1/embeddings", body, sender, max_bytes=_MAX_EMBEDDING_BYTES)
+
     try:
-        return Embeddings(transport, base, settings.cache, settings.upstream.api_key)
+        return Embeddings(post, cache)
     except ModuleNotFoundError as missing:
         raise StartupError(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
 

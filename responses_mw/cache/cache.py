@@ -16,7 +16,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..auth import Gate
 from ..crypto import Sealer
@@ -28,7 +28,7 @@ from ..settings import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard
-from .embeddings import MAX_TEXT_LENGTH, Embeddings, Headers, Scope
+from .embeddings import MAX_TEXT_LENGTH, Embeddings
 from .entry import Entry, Key, Uncacheable, items_of, key_of, pack, unpack
 from .policy import Hit, Miss, Policy
 from .store import Entries, EntryPage, LookupResult, Redis
@@ -95,19 +95,17 @@ class Cache:
 
     # -- lookup ---------------------------------------------------------------------------------------------------
 
-    async def lookup(
-        self, key: Key, policy: Policy, gate: Gate, *, streamed: bool = False, headers: Headers = None, scope: Scope = None
-    ) -> Hit | Miss:
+    async def lookup(self, key: Key, policy: Policy, gate: Gate, *, streamed: bool = False, caller: Any = None) -> Hit | Miss:
         """Await `gate`, then look up the answer to the request with this `key`. Raises the errors of `gate`.
 
         If an equal request is computing the answer, wait for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if `streamed`.
-        `headers` and `scope` are used for the embedding. After a miss, the answer must be computed within `flight`.
+        The embedding is requested for `caller`. After a miss, the answer must be computed within `flight`.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(MAX_WAIT, STREAM_WAIT) if streamed else MAX_WAIT
         try:
-            hit = await self._lookup(miss, wait, headers, scope)
+            hit = await self._lookup(miss, wait, caller)
         except _FAILURES as error:
             logger.debug("cache lookup failed: %s", type(error).__name__)
             hit = None  # the answer is still stored if only the search timed out
@@ -123,7 +121,7 @@ class Cache:
         annotate(cache=hit.kind)
         return hit
 
-    async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
+    async def _lookup(self, miss: Miss, wait: float, caller: Any) -> Hit | None:
         key, policy = miss.key, miss.policy
         is_semantic = policy.mode == "semantic"
         scan = self._scan if is_semantic and len(key.text) <= MAX_TEXT_LENGTH else None
@@ -140,7 +138,7 @@ class Cache:
                 miss.because("too_long")
             return None
         assert self._embeddings is not None
-        miss.vector = await self._embeddings.embed_or_warn(key.text, headers, scope)
+        miss.vector = await self._embeddings.embed_or_warn(key.text, caller)
         return await self._nearest(miss, scan, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:

@@ -1,22 +1,14 @@
-"""A client of an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings").
-
-The embeddings server is the upstream, which gets the operator's key or the caller's credential, or another server, which never
-gets the caller's headers.
-"""
+"""Embeddings from an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings")."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import httpx
-import orjson
-from pydantic import SecretStr
-
-from ..http import BodyRefused, read_body
+from ..errors import UpstreamError
 from ..network import failure_reason
 from ..settings import CacheSettings
 from ..telemetry.context import WarningLimit
@@ -28,14 +20,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Headers: TypeAlias = Mapping[str, str] | None
-Scope: TypeAlias = MutableMapping[str, Any] | None
-
-_PATH = "/v1/embeddings"
 VERSION = 1
-_MAX_BYTES = 4 * 1024 * 1024  # maximum size of a response in bytes, about fifty times the size of the largest vectors in use
 MAX_TEXT_LENGTH = 1000
 """Maximum length in characters of a text for semantic lookup. Longer texts cannot be distinguished by a single vector."""
+
+Post: TypeAlias = Callable[[dict[str, Any], Any], Awaitable[Any]]
+"""Posts a body to the endpoint for a caller, and returns the decoded response. The caller is None for a command.
+
+Raises `UpstreamError` if the request fails.
+"""
 
 
 class NoEmbedding(Exception):
@@ -43,83 +36,55 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """A client that sends requests to the embeddings server over `transport`.
+    """A client of the embeddings server that `post` calls. Raises `ModuleNotFoundError` if numpy is not installed."""
 
-    `base` is the upstream's URL without `/v1`, and `api_key` is the upstream's key. Both are used unless the settings name
-    another embeddings server. Raises `ModuleNotFoundError` if numpy is not installed.
-    """
-
-    def __init__(
-        self, transport: httpx.AsyncBaseTransport, base: str, settings: CacheSettings, api_key: SecretStr | None = None
-    ) -> None:
+    def __init__(self, post: Post, settings: CacheSettings) -> None:
         from .vectors import unit_vector
 
         assert settings.embedding_model is not None
         self._unit_vector = unit_vector
-        self._transport = transport
-        self._foreign = settings.embedding_url is not None
-        self._url = httpx.URL((settings.embedding_url or base) + _PATH)
+        self._post = post
         self._timeout = settings.timeout
         self._model = settings.embedding_model
-        self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
-        key = settings.embedding_api_key or (None if self._foreign else api_key)
-        if key:
-            self._headers[b"authorization"] = b"Bearer " + key.get_secret_value().encode("latin-1")
         server = settings.embedding_url or ""  # another server may use the same name for another model
         space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{settings.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """The id of the vector space. Only vectors of the same space are comparable."""
         self._warnings = WarningLimit()
 
-    async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
-        """Return the vector of `text`. Raises `NoEmbedding` on every failure.
-
-        `headers` and `scope` belong to the caller's request, and are used only if the embeddings server is the upstream.
-        """
+    async def embed(self, text: str, caller: Any = None) -> Vector:
+        """Return the vector of `text`, requested for `caller`. Raises `NoEmbedding` on every failure."""
         with measured_embedding(self._model):
-            return await self._embed(text, headers, scope)
+            return await self._embed(text, caller)
 
-    async def embed_or_warn(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
+    async def embed_or_warn(self, text: str, caller: Any) -> Vector | None:
         """Like `embed`, but log a failure and return None."""
         try:
-            return await self.embed(text, headers, scope)
+            return await self.embed(text, caller)
         except NoEmbedding as error:
             # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             return None
 
-    async def _embed(self, text: str, headers: Headers, scope: Scope) -> Vector:
+    async def _embed(self, text: str, caller: Any) -> Vector:
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))
-                try:
-                    body = await read_body(response, _MAX_BYTES)
-                finally:
-                    await response.aclose()
-        except BodyRefused as error:
-            raise NoEmbedding(f"the embeddings server sent {error}") from None
-        except (httpx.HTTPError, TimeoutError, OSError) as error:
-            reason = failure_reason(error) or type(error).__name__
-            raise NoEmbedding(f"the embeddings server did not answer: {reason}") from error
-        if response.status_code != 200:
-            raise NoEmbedding(f"the embeddings server answered {response.status_code}")
-        try:
-            return self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
+                answer = await self._post({"model": self._model, "input": text}, caller)
+            return self._unit_vector(answer["data"][0]["embedding"])
+        except TimeoutError as error:
+            raise NoEmbedding(f"the embeddings server did not answer within {self._timeout:g} seconds") from error
+        except UpstreamError as error:
+            raise NoEmbedding(f"the embeddings server {_failure(error)}") from error.__cause__
         except (ValueError, LookupError, TypeError):
             raise NoEmbedding("the embeddings server sent no embedding") from None
 
-    def _request(self, text: str, headers: Mapping[str, str], scope: Scope) -> httpx.Request:
-        content = orjson.dumps({"model": self._model, "input": text})
-        sent = {**self._headers, b"content-length": b"%d" % len(content)}
-        extensions: dict[str, Any] = {"timeout": {"connect": self._timeout}}
-        if not self._foreign:
-            for name, value in headers.items():
-                sent.setdefault(name.encode(), value.encode("latin-1"))
-            if scope is not None:
-                extensions["asgi_scope"] = scope
-        stream = httpx.ByteStream(content)
-        return httpx.Request("POST", self._url, headers=list(sent.items()), stream=stream, extensions=extensions)
+
+def _failure(error: UpstreamError) -> str:
+    if error.upstream_status is not None:
+        return f"answered {error.upstream_status}"  # without the message, which may quote the text
+    reason = failure_reason(error)
+    return f"did not answer: {reason}" if reason else f"failed: {error.message}"
 
 
 async def explain(

@@ -232,7 +232,7 @@ class Runner:
             run.looked_up = key
         else:
             gate = self._gate(caller)  # a hit never reaches the upstream, so the cache checks the caller
-            run.looked_up = await cache.lookup(key, policy, gate, streamed=streamed, headers=caller.headers, scope=caller.scope)
+            run.looked_up = await cache.lookup(key, policy, gate, streamed=streamed, caller=caller)
         annotate(cache_status=run.looked_up.header)
 
     def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:

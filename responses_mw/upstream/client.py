@@ -71,9 +71,12 @@ class Upstream:
         """Return the decoded JSON at `path`. Raises `UpstreamError`."""
         return await self._json(await self._ask("GET", path, caller), caller)
 
-    async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
-        """Post `body` to an endpoint other than completions, and return the decoded JSON response. Raises `UpstreamError`."""
-        return await self._json(await self._ask("POST", path, caller, orjson.dumps(body)), caller)
+    async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
+        """Post `body` to an endpoint other than completions, and return the decoded JSON response.
+
+        Raises `UpstreamError` if the request fails, or if the response has more than `max_bytes` bytes.
+        """
+        return await self._json(await self._ask("POST", path, caller, orjson.dumps(body), max_bytes), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         if response.status_code >= 300:
@@ -165,7 +168,9 @@ class Upstream:
         first, idle = self._settings.timeout, self._settings.idle_timeout
         return kind(send, first_byte_timeout=first, idle_timeout=idle, max_bytes=MAX_ANSWER_BYTES)
 
-    async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
+    async def _ask(
+        self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
+    ) -> httpx.Response:
         """Return the response with its whole body, or with an empty body if an error's body is too large or compressed.
 
         Raises `UpstreamError` if there is no response, or if the body of a successful response is too large or compressed.
@@ -174,7 +179,7 @@ class Upstream:
         is_fault = response.status_code >= 300
         try:
             async with asyncio.timeout(self._settings.timeout):
-                body = await read_body(response, MAX_ERROR_BODY if is_fault else MAX_BODY)
+                body = await read_body(response, MAX_ERROR_BODY if is_fault else max_bytes)
         except BodyRefused as error:
             if not is_fault:
                 raise UpstreamError(f"The upstream sent {error}.") from None

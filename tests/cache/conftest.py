@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.cache import Cache, Embeddings
+from responses_mw.app import create_embeddings
+from responses_mw.cache import Cache
 from responses_mw.crypto import Sealer
 from responses_mw.state import connect
 from tests.cache.asking import EmbeddingServer, settings
@@ -65,7 +66,7 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) 
             assert chosen.upstream is not None
             return Cache(
                 client,
-                Embeddings(transport, chosen.upstream.url or "", chosen.cache),
+                create_embeddings(transport, chosen),
                 sealer or Sealer(),
                 chosen.cache,
                 deployment="tests",

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
-from pydantic import SecretStr
 
+from responses_mw.app import create_embeddings
 from responses_mw.cache import Embeddings
 from responses_mw.cache.embeddings import NoEmbedding
 from responses_mw.cache.vectors import decode_vectors, encode_vector, unit_vector
+from responses_mw.upstream import Caller
 from tests.cache.asking import EmbeddingServer, settings
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ async def transport() -> AsyncIterator[httpx.AsyncHTTPTransport]:
         yield transport
 
 
-CALLER = {"authorization": "Bearer the caller's", "x-session-id": "7"}
+CALLER = Caller(headers={"authorization": "Bearer the caller's", "x-session-id": "7"})
+
+
+def client(transport: httpx.AsyncHTTPTransport, upstream: str = "http://upstream", **given: Any) -> Embeddings:
+    embeddings = create_embeddings(transport, settings(upstream__url=upstream, **given))
+    assert embeddings is not None
+    return embeddings
 
 
 async def test_the_upstream_is_asked_as_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache)
+    embeddings = client(transport, serve(embedding_server, lifespan="off"))
     vector = await embeddings.embed("Hi", CALLER)
     assert float(np.linalg.norm(vector)) == pytest.approx(1)
     ((headers, body),) = embedding_server.requests
@@ -45,9 +52,7 @@ async def test_the_upstream_is_asked_as_the_caller(
 async def test_the_operators_key_takes_the_place_of_the_callers(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache, SecretStr("operator")).embed(
-        "Hi", CALLER
-    )
+    await client(transport, serve(embedding_server, lifespan="off"), upstream__api_key="operator").embed("Hi", CALLER)
     assert embedding_server.requests[0][0]["authorization"] == "Bearer operator"
 
 
@@ -55,12 +60,13 @@ async def test_the_operators_key_takes_the_place_of_the_callers(
 async def test_another_server_never_sees_a_header_of_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, key: str | None
 ) -> None:
-    given = settings(
+    embeddings = client(
+        transport,
         cache__embedding_url=serve(embedding_server, lifespan="off") + "/v1/",
         cache__embedding_api_key=key,
         upstream__api_key="for the upstream",
     )
-    await Embeddings(transport, "http://upstream", given.cache, given.upstream.api_key).embed("Hi", CALLER)
+    await embeddings.embed("Hi", CALLER)
     headers, _ = embedding_server.requests[0]
     assert headers.get("authorization") == ("Bearer own" if key else None)
     assert "x-session-id" not in headers
@@ -79,7 +85,7 @@ async def test_an_answer_that_is_no_vector_is_no_embedding(
 ) -> None:
     embedding_server.answer = answer
     with pytest.raises(NoEmbedding):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache).embed("Hi")
+        await client(transport, serve(embedding_server, lifespan="off")).embed("Hi")
 
 
 async def test_an_answer_without_end_is_no_embedding(
@@ -87,7 +93,7 @@ async def test_an_answer_without_end_is_no_embedding(
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
     with pytest.raises(NoEmbedding, match="more than"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__timeout=20).cache).embed("Hi")
+        await client(transport, serve(embedding_server, lifespan="off"), cache__timeout=20).embed("Hi")
 
 
 async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
@@ -97,7 +103,7 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
         await send({"type": "http.response.body", "body": gzip.compress(b" " * 100)})
 
     with pytest.raises(NoEmbedding, match="gzip"):
-        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__timeout=20).cache).embed("Hi")
+        await client(transport, serve(compressed, lifespan="off"), cache__timeout=20).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
@@ -105,17 +111,17 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
 ) -> None:
     embedding_server.status = 500
     with pytest.raises(NoEmbedding, match="500"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache).embed("Hi")
+        await client(transport, serve(embedding_server, lifespan="off")).embed("Hi")
     with pytest.raises(NoEmbedding):
-        await Embeddings(transport, "http://127.0.0.1:1", settings().cache).embed("Hi")
+        await client(transport, "http://127.0.0.1:1").embed("Hi")
 
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     begun = time.monotonic()
-    with pytest.raises(NoEmbedding, match="Timeout"):
-        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__timeout=0.05).cache).embed("Hi")
+    with pytest.raises(NoEmbedding, match="did not answer within"):
+        await client(transport, serve(silent, lifespan="off"), cache__timeout=0.05).embed("Hi")
     assert time.monotonic() - begun < 5
 
 
@@ -125,7 +131,7 @@ def test_spaces_differ_by_server_model_and_namespace() -> None:
         {}, {"cache__embedding_model": "other"}, {"cache__namespace": "b"},
         {"cache__embedding_url": "http://another"},
     ]  # fmt: skip
-    spaces = {Embeddings(transport, "http://u", settings(**one).cache).space for one in given}
+    spaces = {client(transport, **one).space for one in given}
     assert len(spaces) == 4
 
 
