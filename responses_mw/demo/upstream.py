@@ -105,8 +105,6 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_MODEL_LEN)
     temperature: float | None = Field(None, ge=0, le=2)
     n: Literal[1] | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
     tools: list[Tool] | None = Field(None, min_length=1)
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = True
@@ -205,11 +203,11 @@ class Answer:
     def chunks(self) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a stream: the role, each token, the finish reason and, if requested, the usage."""
         head = self._head("chat.completion.chunk")
-        yield head | {"choices": [self._choice({"role": "assistant", "content": ""})]}
+        yield head | {"choices": [_choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
-            yield head | {"choices": [self._choice(delta) | {"token_ids": None}]}
+            yield head | {"choices": [_choice(delta) | {"token_ids": None}]}
         finish = {"finish_reason": self.finish_reason, "stop_reason": None, "token_ids": None}
-        yield head | {"choices": [self._choice({}) | finish]}
+        yield head | {"choices": [_choice({}) | finish]}
         if self.request.stream_options and self.request.stream_options.include_usage:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
@@ -217,7 +215,7 @@ class Answer:
         choice = {
             "index": 0,
             "message": self._message(),
-            "logprobs": self._logprobs(self._texts("content")),
+            "logprobs": None,
             "finish_reason": self.finish_reason,
             "stop_reason": None,
             "token_ids": None,
@@ -227,10 +225,6 @@ class Answer:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
-
-    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
-        token = delta.get("content")
-        return {"index": 0, "delta": delta, "logprobs": self._logprobs([token] if token else []), "finish_reason": None}
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts("content")) or None}
@@ -248,12 +242,6 @@ class Answer:
     def _texts(self, kind: str) -> list[str]:
         return [delta[kind] for delta in self.deltas if delta.get(kind)]
 
-    def _logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
-        if not self.request.logprobs or not tokens:
-            return None
-        certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]  # rules are certain
-        return {"content": [entry | {"top_logprobs": [entry] if self.request.top_logprobs else []} for entry in certain]}
-
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = self.request.prompt_tokens
         return {
@@ -263,6 +251,10 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": len(self._texts("reasoning"))},
         }
+
+
+def _choice(delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 # -- the server ----------------------------------------------------------------------------------------------------------

@@ -287,12 +287,6 @@ def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI, model: s
     assert streamed.finish_reason == whole.finish_reason
 
 
-def test_log_probabilities_come_with_each_token_where_they_are_asked_for(client: openai.OpenAI) -> None:
-    choice = ask(client, "Count to 2", logprobs=True, top_logprobs=1)
-    assert [(entry.token, entry.logprob) for entry in choice.logprobs.content] == [("1", 0.0), (" 2", 0.0)]
-    assert choice.logprobs.content[1].top_logprobs[0].bytes == [32, 50]
-
-
 def test_models_and_health_are_served(client: openai.OpenAI, url: str) -> None:
     assert [(model.id, model.owned_by) for model in client.models.list()] == [("demo", "vllm"), ("demo-thinker", "vllm")]
     health = httpx.get(f"{url}/health", verify=False)
