@@ -8,17 +8,22 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
+import uvicorn
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from .model import Reply, SchemaError, reply_to
 
@@ -28,6 +33,7 @@ MAX_MODEL_LEN = 4096
 
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
+_STOP_SECONDS = 5.0
 
 
 # -- the request: the fields that the demo models use; unknown fields are ignored, as in vLLM -----------------------------
@@ -301,3 +307,25 @@ async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         await asyncio.sleep(pace)
     yield b"data: [DONE]\n\n"
+
+
+# -- in this process ------------------------------------------------------------------------------------------------------
+
+
+def demo_upstream(pace: float) -> AbstractContextManager[str]:
+    """Serve the demo upstream on a free port, and yield its URL. A token takes `pace` seconds."""
+    return served(create_upstream(pace))
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """Serve `app` on a free port, in a thread, and yield its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(_STOP_SECONDS)

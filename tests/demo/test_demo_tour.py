@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from responses_mw.demo import tour
-from responses_mw.demo.tour_servers import Deployment, demo_upstream, our_server
+from responses_mw.demo.tour import Deployment, our_server
+from responses_mw.demo.upstream import demo_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

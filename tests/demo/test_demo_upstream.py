@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from responses_mw.demo.tour_servers import demo_upstream
+from responses_mw.demo.upstream import demo_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

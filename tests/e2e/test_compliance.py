@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import running
-from responses_mw.demo.tour_servers import demo_upstream
-from responses_mw.demo.upstream import MODELS
+from responses_mw.demo.upstream import MODELS, demo_upstream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from benchmarks.processes import free_port
-from responses_mw.demo.tour_servers import demo_upstream
+from responses_mw.demo.upstream import demo_upstream
 from tests.helm.rendering import render
 from tests.helm.test_observation import WATCHED
 from tests.support.paths import ROOT

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from responses_mw.demo.tour_servers import demo_upstream, our_server
+from responses_mw.demo.tour import our_server
+from responses_mw.demo.upstream import demo_upstream
 from tests.helm.rendering import REQUIRED, render
 
 
