@@ -35,8 +35,7 @@ from .threads import in_background
 from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
-from .upstream.chat_backend import ChatBackend
-from .upstream.responses_backend import ResponsesBackend
+from .upstream.backends import ChatBackend, ResponsesBackend
 from .upstream.transports.asgi import ASGITransport
 
 logger = logging.getLogger(__name__)

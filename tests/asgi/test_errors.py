@@ -431,7 +431,7 @@ async def test_a_bug_is_500_in_our_shape_before_the_start(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.upstream.chat_backend.to_chat", broken)
+    monkeypatch.setattr("responses_mw.upstream.backends.to_chat", broken)
     members = fault(await patient.http.post("/v1/responses", json={**BODY, "stream": streamed}), 500)
     assert "a bug" not in members["message"]
     assert "a bug" in caplog.text

@@ -15,7 +15,7 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
-from responses_mw.upstream.responses_backend import to_responses
+from responses_mw.upstream.backends import to_responses
 from tests.protocol.runs import CountedIds, chunk, fragment
 from tests.protocol.runs import run as run_chat
 from tests.support import oracle

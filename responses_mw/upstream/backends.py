@@ -1,8 +1,8 @@
-"""The backend for Chat Completions upstreams. Each turn is a chat completion, and this server runs the server-side tools."""
+"""The two backends: one for Chat Completions upstreams, and one for upstreams with their own Responses API."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,21 +19,23 @@ from ..protocol.request.items import unsealed
 from ..protocol.request.tools import offered
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
+from ..protocol.response.events import readable
+from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
-from ..protocol.types import ChatRequest, Document, Item
+from ..protocol.types import ChatRequest, Document, Item, Tool
 from ..settings import UpstreamSettings
 from ..threads import by_size
 from .backend import Backend, OpenTurn, Prefix, TurnRequest
 from .client import Upstream
-from .prompts import ContextWindow, PrefillProof, ShownPrompt, count_tokens, is_text
+from .prompts import ContextWindow, PrefillProof, ShownPrompt, count_input, count_tokens, is_text
 from .servers import server_for
 
 T = TypeVar("T")
 
 
 class ChatBackend(Backend):
-    """A backend that requests each turn as a chat completion."""
+    """A backend that requests each turn as a chat completion. This server runs the server-side tools."""
 
     can_take_over = True
 
@@ -149,3 +151,144 @@ class ChatBackend(Backend):
             results=turn.results,
             prefill=turn.prefill,
         )
+
+
+# -- upstreams with their own Responses API ---------------------------------------------------------------------------
+
+_NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
+
+_FORWARDED: dict[str, Any] = {
+    "enable_response_messages": False,
+    "frequency_penalty": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": None,
+    "presence_penalty": None,
+    "prompt_cache_key": None,
+    "prompt_cache_options": None,
+    "prompt_cache_retention": None,
+    "reasoning": {},
+    "safety_identifier": None,
+    "service_tier": None,
+    "temperature": None,
+    "text": {},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": None,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""The forwarded parameters, with the values that need not be sent."""
+
+
+class ResponsesBackend(Backend):
+    """A backend that requests each turn as a whole response.
+
+    The upstream runs the tools and truncates long inputs. This server stores the state, so the upstream receives all items and
+    stores nothing. Parameters that concern only this server (previous response, conversation, background, metadata) are not
+    sent. All other parameters are forwarded unchanged.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        sealer: Sealer,
+        settings: UpstreamSettings,
+        echo: Callable[[Iterable[Tool]], list[Tool]],
+        *,
+        open_reasoning: bool,
+    ) -> None:
+        """`echo` returns tools without secrets, as they are shown in a response."""
+        super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
+        self._echo = echo
+
+    def builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
+    ) -> ResponsesPassthrough:
+        return ResponsesPassthrough(document, ids, self._echo, self._options(request, owner, call_ids))
+
+    def messages(self, request: CreateResponse) -> None:
+        return None  # the upstream adds the messages to its document
+
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
+        return []
+
+    def items(self, turn: TurnRequest) -> list[Item]:
+        owner = turn.caller.owner
+        items = [self._opened(item, owner) for item in (*turn.history, *turn.input, *turn.document["output"])]
+        # The upstream may have encrypted what this server did not encrypt.
+        return compaction.open_last(items, partial(self._unseal, owner), keeps_foreign=True)
+
+    def _opened(self, item: Item, owner: str) -> Item:
+        if item["type"] != "reasoning" or not item.get("encrypted_content"):
+            return item
+        text = self._open_reasoning(owner, item["encrypted_content"])
+        if text is None:
+            return item
+        plain = {name: value for name, value in item.items() if name != "encrypted_content"}
+        return plain if item.get("content") else {**plain, "content": [{"type": "reasoning_text", "text": text}]}
+
+    async def begin(self, turn: TurnRequest) -> OpenTurn:
+        return await self._open(turn, await self._body(turn, self.items(turn)), "openai", self._upstream.responses)
+
+    async def count(self, turn: TurnRequest) -> int:
+        return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
+
+    async def check(self, turn: TurnRequest) -> None:
+        pass  # the upstream checks the request
+
+    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+        body = await self._body(turn, items)
+        encoded = orjson.dumps(body)
+        if len(encoded) <= tokens and not any(kind in encoded for kind in _NOT_TEXT):  # a token has at least one byte
+            return False
+        return await count_input(self._upstream, body, turn.caller) > tokens
+
+    async def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
+        if any(map(_is_summary, items)) and (await self._upstream.dialect(turn.caller)).reasoning_field:
+            items = [readable(item) if _is_summary(item) else item for item in items]
+        return to_responses(turn.request, items, model=turn.model)
+
+
+def _is_summary(item: Item) -> bool:
+    """Return whether a reasoning item has only a summary. A server with readable reasoning gets the summary as reasoning."""
+    return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
+
+
+def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:
+    """Return the body of a Responses request with `items` as input. `model` is the upstream's name for the model."""
+    body: dict[str, Any] = {
+        **request.extra,
+        "model": model,
+        "input": [_sent(item) for item in items if _says_something(item)],
+        "store": False,
+    }
+    for name, unset in _FORWARDED.items():
+        value = getattr(request, name)
+        if value is not None and value != unset:
+            body[name] = value
+    if request.include:
+        body["include"] = sorted(request.include)
+    if request.stream:
+        body["stream"] = True
+        if "include_obfuscation" in request.stream_options:  # include_usage exists only in Chat Completions
+            body["stream_options"] = {"include_obfuscation": request.stream_options["include_obfuscation"]}
+    return body
+
+
+def _says_something(item: Item) -> bool:
+    # A reasoning item without text refers to an item stored by the upstream, but the upstream is asked to store no items.
+    return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
+
+
+def _sent(item: Item) -> Item:
+    """Return `item` in the form that the upstream accepts."""
+    if item["type"] == "compaction" and "content" in item:
+        return {"type": "message", "role": "user", "content": item["content"]}
+    is_callers = item["type"] == "message" and item["role"] != "assistant"
+    # OpenAI rejects encrypted reasoning with another id ("Encrypted content item_id did not match the target item id").
+    if is_callers or item.get("encrypted_content"):
+        return {name: value for name, value in item.items() if name != "id"}
+    return item
