@@ -40,9 +40,6 @@ from .upstream.transports.asgi import ASGITransport
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 10_000
-"""Maximum number of connections of a pool. The value is high, because the upstream limits its own concurrency."""
-
 COMMIT_TIMEOUTS = 5
 """Maximum time for retries of storing a finished response, as a multiple of `redis.timeout`."""
 
@@ -61,10 +58,8 @@ def network_transport() -> httpx.AsyncBaseTransport:
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
-        return httpx.AsyncHTTPTransport(
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-        )
-    return NetworkTransport(MAX_CONNECTIONS)
+        return httpx.AsyncHTTPTransport(limits=httpx.Limits())  # no limit, because the upstream limits its own concurrency
+    return NetworkTransport()
 
 
 @asynccontextmanager

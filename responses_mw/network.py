@@ -7,7 +7,11 @@ import socket
 import ssl
 from functools import cache
 
-_NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
+_ERRNOS = {
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH), "there is no route to it"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "this process may not open more files or connections"),
+    errno.EADDRNOTAVAIL: "this machine has no free port for a connection to it",
+}
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"})
 _CERTIFICATE_FAULTS = {
     10: "has expired",
@@ -54,6 +58,6 @@ def _reason(error: BaseException) -> str:
         return f"its certificate {_CERTIFICATE_FAULTS.get(error.verify_code, 'is not valid')}"
     if isinstance(error, ssl.SSLError):
         return "it does not speak TLS" if error.reason in _NO_TLS else f"TLS failed ({error.reason})"
-    if isinstance(error, OSError) and error.errno in _NO_ROUTE:
-        return "there is no route to it"
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return _ERRNOS[error.errno]
     return next((reason for kind, reason in _CLASSES if isinstance(error, kind)), "")

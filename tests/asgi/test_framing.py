@@ -61,7 +61,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
         elif kind == "httptools":  # another's listener, and the transport of those who have no httptools of their own
             url = serve(portal.call(proxy, httpx.AsyncHTTPTransport), http="httptools")
         else:
-            url = serve(portal.call(proxy, lambda: NetworkTransport(100)), http="h11")
+            url = serve(portal.call(proxy, NetworkTransport), http="h11")
         recording.forget()
         return int(url.rpartition(":")[2])
 

@@ -35,7 +35,7 @@ async def recording() -> AsyncIterator[RecordingUpstream]:
     await upstream.stop()
 
 
-@pytest.fixture(params=[httpx.AsyncHTTPTransport, lambda: NetworkTransport(10)], ids=["httpx", "network"])
+@pytest.fixture(params=[httpx.AsyncHTTPTransport, NetworkTransport], ids=["httpx", "network"])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncBaseTransport]:
     async with request.param() as transport:
         yield transport

@@ -42,7 +42,7 @@ def httpx_transport() -> httpx.AsyncBaseTransport:
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    return NetworkTransport(100)
+    return NetworkTransport()
 
 
 @pytest.fixture(params=[httpx_transport, network_transport], ids=["httpx", "network"])
@@ -712,7 +712,7 @@ async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_an
         with suppress(asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")  # the next request finds it closing
 
-    async with raw_upstream(app) as upstream, proxied(NetworkTransport(100), upstream) as client:
+    async with raw_upstream(app) as upstream, proxied(NetworkTransport(), upstream) as client:
         for _ in range(3):
             assert (await client.post("/", content=body)).text == "ok"
     assert connections == 3

@@ -7,6 +7,7 @@ import datetime as dt
 import gc
 import gzip
 import ipaddress
+import resource
 import socket
 import ssl
 import struct
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.processes import free_port
+from responses_mw.network import failure_reason
 from responses_mw.upstream.errors import from_transport
 from responses_mw.upstream.transports import connections as pool_module
 from responses_mw.upstream.transports import http11
@@ -52,7 +54,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture
 async def transport() -> AsyncIterator[NetworkTransport]:
-    async with NetworkTransport(10) as transport:
+    async with NetworkTransport() as transport:
         yield transport
     assert not [task for task in asyncio.all_tasks() if "responses_mw/upstream" in repr(task)]
 
@@ -114,12 +116,10 @@ class Counted:
         self._conversation = conversation
         self.total = 0
         self.open = 0
-        self.most = 0
 
     async def __call__(self, reader: Reader, writer: Writer) -> None:
         self.total += 1
         self.open += 1
-        self.most = max(self.most, self.open)
         try:
             await self._conversation(reader, writer)
         finally:
@@ -878,68 +878,6 @@ async def test_a_request_on_a_new_connection_is_not_sent_again(transport: Networ
             await ask(transport, url)
 
 
-# -- how many there are --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("allowed", [1, 2])
-async def test_no_more_connections_are_open_than_allowed_and_waiters_are_served_in_order(allowed: int) -> None:
-    async def conversation(reader: Reader, writer: Writer) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            served_paths.append(head.split(b" ")[1])
-            await asyncio.sleep(0.005)
-            writer.write(OK)
-
-    served_paths: list[bytes] = []
-    served = Counted(conversation)
-    async with NetworkTransport(allowed) as transport, listening(served) as url:
-        await asyncio.gather(*(fetch(transport, f"{url}/{number:02}") for number in range(20)))
-    assert served.most == served.total == allowed
-    in_order = [b"/%02d" % number for number in range(20)]
-    assert (served_paths if allowed == 1 else sorted(served_paths)) == in_order, "two connections may pass one another"
-
-
-async def test_idle_connections_give_way_to_those_of_other_origins() -> None:
-    served = Counted()
-    async with NetworkTransport(2) as transport, listening(served) as one, listening(served) as two:
-        for _ in range(3):
-            await asyncio.gather(fetch(transport, one), fetch(transport, one))
-            await asyncio.gather(fetch(transport, two), fetch(transport, two))
-            assert await settled(lambda: served.open) == 2
-    assert served.total >= 4
-
-
-async def test_a_caller_that_gives_up_its_wait_for_a_connection_takes_none() -> None:
-    served = Counted(lambda reader, writer: forever(reader, writer, PART))
-    async with NetworkTransport(1) as transport, listening(served) as url:
-        response = await ask(transport, url)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await ask(transport, url)
-        waiting = asyncio.create_task(ask(transport, url))
-        cancelled = asyncio.create_task(ask(transport, url))
-        await asyncio.sleep(0.01)
-        cancelled.cancel()
-        await asyncio.wait({cancelled})
-        await response.stream.aclose()  # type: ignore[union-attr]
-        await (await waiting).stream.aclose()  # type: ignore[union-attr]
-        assert (await ask(transport, url)).status_code == 200
-    assert served.total == 3
-
-
-async def test_what_goes_wrong_gives_its_place_back() -> None:
-    async def refusing(reader: Reader, writer: Writer) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-
-    async with NetworkTransport(1) as transport, listening(refusing) as broken, listening(forever) as url:
-        for away in (f"http://127.0.0.1:{free_port()}", broken, f"https://{url.removeprefix('http://')}"):
-            with pytest.raises(httpx.TransportError):
-                await ask(transport, away, timeouts={"connect": 1})
-            assert await fetch(transport, url) == b"ok"
-        response = await ask(transport, url)
-        await response.stream.aclose()  # type: ignore[union-attr]
-        assert await fetch(transport, url) == b"ok"
-
-
 # -- how they are made ---------------------------------------------------------------------------------------------------
 
 
@@ -947,6 +885,20 @@ async def test_what_goes_wrong_gives_its_place_back() -> None:
 async def test_a_server_that_is_away_is_a_connect_error(transport: NetworkTransport, host: str) -> None:
     with pytest.raises(httpx.ConnectError):
         await ask(transport, f"http://{host}:{free_port()}")
+
+
+async def test_a_process_that_may_open_no_more_files_says_so(transport: NetworkTransport) -> None:
+    async with listening(forever) as url:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as last:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, limits[1]))
+            try:
+                with pytest.raises(httpx.ConnectError) as caught:
+                    await ask(transport, url)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert failure_reason(caught.value) == "this process may not open more files or connections"
+        assert await fetch(transport, url) == b"ok"
 
 
 async def test_another_scheme_is_refused(transport: NetworkTransport) -> None:
@@ -1060,7 +1012,7 @@ async def test_tls_connections_are_used_again(tls: TLS) -> None:
             await writer.drain()
 
     served = Counted(echo)
-    async with NetworkTransport(1, tls[1]) as transport, listening(served, ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(served, ssl=tls[0]) as url:
         for number in range(3):
             body = bytes([number]) * 4 * MIB
             assert await fetch(transport, url, "POST", content=body) == body
@@ -1076,7 +1028,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_a_connect_error(transpor
 
 
 async def test_a_certificate_for_another_name_is_a_connect_error(tls: TLS) -> None:
-    async with NetworkTransport(1, tls[1]) as transport, listening(forever, ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(forever, ssl=tls[0]) as url:
         with pytest.raises(httpx.ConnectError, match="localhost"):
             await ask(transport, url.replace("127.0.0.1", "localhost"))
 
@@ -1086,7 +1038,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
         writer.write(b"220 welcome\r\n")
 
     async with (
-        NetworkTransport(1, tls[1]) as trusting,
+        NetworkTransport(tls[1]) as trusting,
         listening(forever, ssl=tls[0]) as secure,
         listening(hello) as plain,
     ):
@@ -1124,27 +1076,27 @@ async def test_an_answer_over_tls_that_breaks_off_is_an_error(tls: TLS, answer: 
         if ending != "close":
             reset(writer) if ending == "reset" else writer.transport.abort()
 
-    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             await fetch(transport, url)
 
 
 async def test_a_body_over_tls_may_end_with_the_connection(tls: TLS) -> None:
     conversation = answering(b"HTTP/1.1 200 OK\r\n\r\nuntil close")
-    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
         assert await fetch(transport, url) == b"until close"
 
 
 async def test_an_answer_over_tls_may_come_together_with_the_end_of_the_connection(tls: TLS) -> None:
     conversation = answering(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
-    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
         for _ in range(2):
             assert await fetch(transport, url) == b"ok"
 
 
 async def test_a_request_into_a_stale_tls_connection_is_sent_again(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
-    async with NetworkTransport(1, tls[1]) as transport, listening(Closing(), ssl=tls[0]) as url:
+    async with NetworkTransport(tls[1]) as transport, listening(Closing(), ssl=tls[0]) as url:
         await fetch(transport, url)
         assert await fetch(transport, url) == b"ok"
 
@@ -1155,7 +1107,7 @@ async def test_a_request_into_a_stale_tls_connection_is_sent_again(tls: TLS, mon
 @pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\n\r\nabc"], ids=["chunked", "until close"])
 async def test_closing_the_transport_closes_idle_connections_and_breaks_off_the_others(answer: bytes) -> None:
     idle, busy = Counted(), Counted(lambda reader, writer: forever(reader, writer, answer))
-    transport = NetworkTransport(3)
+    transport = NetworkTransport()
     async with listening(idle) as one, listening(busy) as two:
         await fetch(transport, one)
         stream = stream_of(await ask(transport, two))
@@ -1172,20 +1124,6 @@ async def test_closing_the_transport_closes_idle_connections_and_breaks_off_the_
             await reading
         with pytest.raises(httpx.ConnectError):
             await ask(transport, one)
-
-
-async def test_closing_the_transport_ends_the_wait_for_a_connection() -> None:
-    served = Counted(lambda reader, writer: forever(reader, writer, PART))
-    transport = NetworkTransport(1)
-    async with listening(served) as url:
-        await ask(transport, url)
-        waiting = asyncio.create_task(ask(transport, url))
-        await asyncio.sleep(0.01)
-        await transport.aclose()
-        with pytest.raises(httpx.ConnectError):
-            await waiting
-        await until(lambda: served.open == 0)
-        await transport.aclose()
 
 
 # -- a real server -------------------------------------------------------------------------------------------------------

@@ -20,61 +20,37 @@ _ATTEMPT_DELAY = 0.25
 
 
 class ConnectionPool:
-    """The connections to all origins. Callers of `acquire` are served in order.
+    """The connections to all origins. Only the operating system limits their number."""
 
-    A connection holds a *slot* while it is being opened, used or closed. Idle connections hold no slot. The least recently used
-    one is closed if a new connection would exceed the maximum.
-    """
-
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self) -> None:
         self.is_closed = False
-        self._max_connections = max_connections
-        self._slots = asyncio.Semaphore(max_connections)
-        self._connecting = 0
         self._open: set[PooledConnection] = set()
         self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used is last
 
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
-        """Wait for a slot, and return an open connection to `origin`, with TLS if `context` is given.
+        """Return an open connection to `origin`, with TLS if `context` is given.
 
-        With `reuse`, an idle connection is preferred. `connect_timeout` is in seconds, and does not limit the wait for a slot.
-        Raises `httpx.ConnectTimeout` and `httpx.ConnectError`.
+        With `reuse`, an idle connection is preferred. `connect_timeout` is in seconds, or None for no timeout. Raises
+        `httpx.ConnectTimeout` after this time, and `httpx.ConnectError` if no connection can be made.
         """
-        await self._slots.acquire()
         for connection in reversed(self._idle):
             if reuse and connection.origin == origin and not connection.transport.is_closing():
                 del self._idle[connection]
                 connection.take()
                 return connection
-        return await self._make(origin, context, connect_timeout)
-
-    async def _make(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
-        self._connecting += 1
-        try:
-            while len(self._open) + self._connecting > self._max_connections:  # the other connections are idle
-                await next(iter(self._idle)).aclose()
-            connection = await _connect(self, origin, context, connect_timeout)
-        except BaseException:
-            self._slots.release()
-            raise
-        finally:
-            self._connecting -= 1
+        connection = await _connect(self, origin, context, connect_timeout)
         self._open.add(connection)
         return connection
 
     def release(self, connection: PooledConnection) -> None:
-        """Add a connection to the idle connections, and free its slot."""
+        """Add a connection to the idle connections."""
         self._idle[connection] = None
-        self._slots.release()
 
     def forget(self, connection: PooledConnection) -> None:
-        """Remove a closed connection, and free its slot if it holds one."""
-        if connection in self._idle:
-            del self._idle[connection]
-        elif connection in self._open:
-            self._slots.release()
+        """Remove a closed connection."""
+        self._idle.pop(connection, None)
         self._open.discard(connection)
 
     async def aclose(self) -> None:

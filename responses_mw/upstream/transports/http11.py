@@ -53,9 +53,9 @@ class NetworkTransport(httpx.AsyncBaseTransport):
     Errors raised by the request's body are passed on unchanged.
     """
 
-    def __init__(self, max_connections: int, ssl_context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
         """If `ssl_context` is None, the system's CA certificates are used."""
-        self._pool = ConnectionPool(max_connections)
+        self._pool = ConnectionPool()
         self._ssl_context = ssl_context
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
