@@ -205,5 +205,4 @@ class RateLimits:
             await asyncio.sleep(_STREAM_EXPIRY / 3)
             names = {owner: list(some) for owner, some in self._open.items()}
             if names and self._usage is not None:
-                with suppress(StateUnavailable):
-                    await self._usage.renew("streams", names, _STREAM_EXPIRY)
+                await self._usage.renew("streams", names, _STREAM_EXPIRY)

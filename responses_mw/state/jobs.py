@@ -50,8 +50,8 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 class Jobs:
     """The records and logs of background responses.
 
-    Each write includes the token of the job's holder, so that writes of earlier holders are refused. Every method raises
-    StateUnavailable.
+    Each write includes the token of the job's holder, so that writes of earlier holders are refused. All methods except `renew`
+    and `append` raise StateUnavailable.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:

@@ -1,8 +1,10 @@
-"""Key names, which docs/architecture.md describes, and the encoding of values. Values are JSON:
+"""Key names, which docs/architecture.md describes, and the encoding of values.
 
-J<json>                       uncompressed
-Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
-<random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
+Values are JSON:
+
+    J<json>                       uncompressed
+    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
+    <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Rate:
 
 
 class Usage:
-    """The current usage of all owners. Every method raises StateUnavailable.
+    """The current usage of all owners. Every method except `renew` raises StateUnavailable.
 
     Entries (open streams and background responses) expire unless they are renewed, so a lost replica leaves nothing behind.
     """
@@ -68,7 +68,7 @@ class Usage:
         return bool(await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)]))
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
-        """Extend the named entries of each owner to `seconds` from now."""
+        """Extend the named entries of each owner to `seconds` from now, except entries whose server is unavailable."""
         ms = int(seconds * 1000)
         calls: list[Call] = [([_key(owner, kind)], [ms, *some]) for owner, some in names.items()]
         await self._client.scripts(_RENEW, calls, contained=True)
