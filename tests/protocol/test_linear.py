@@ -38,7 +38,6 @@ EVERYTHING = RequestLimits(items=10**9, tools=10**9)
 
 
 def _seconds(work: Work) -> float:
-    gc.collect()
     gc.disable()
     try:
         began = time.thread_time()
