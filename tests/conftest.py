@@ -60,6 +60,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+_LONG = (
+    "tests/cli/test_processes.py",
+    "tests/demo/test_demo_tour.py",
+    "tests/jobs/test_replicas.py",
+    "tests/state/test_topologies.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have tests of 5 to 20 s, so that no process runs one after the others have ended."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
