@@ -10,15 +10,14 @@ The body takes precedence over the header. The operator sets the highest mode (`
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..errors import BadRequest
+import orjson
+
 from ..protocol.request import checks
-from ..protocol.request.checks import Check
 from ..protocol.types import Item
 from ..settings import CacheSettings
 from .entry import Key
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
-_MAX_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,46 +83,21 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
 
 
 def _parse_header(value: str | None) -> dict[str, Any]:
-    directives: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for directive in (value or "").split(";"):
         name, equals, text = (piece.strip().lower() for piece in directive.partition("="))
-        if not name:
-            continue
-        if not equals and name in MODES:
-            directives["mode"] = name
-        elif name in _DIRECTIVES:
-            directives[name.replace("-", "_")] = _DIRECTIVES[name](text if equals else None, f"{HEADER}: {name}")
-        else:
-            _not_a("cache directive", directive.strip(), HEADER)
-    return directives
+        if name in MODES and not equals:
+            options["mode"] = name
+        elif name:
+            options[name.replace("-", "_")] = _decoded(text) if equals else True
+    return _options(options, HEADER)
 
 
-def _flag(text: str | None, path: str) -> bool:
-    return checks.one_of(text or "true", path, {"true", "false"}) == "true"
-
-
-def _ttl(text: str | None, path: str) -> int:
-    if not text or not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
-        _not_a("number of seconds", text, path)
-    return checks.integer(int(text), path, minimum=1)
-
-
-def _threshold(text: str | None, path: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        _not_a("number", text, path)
-    return checks.number(value, path, minimum=0, maximum=1)
-
-
-def _not_a(what: str, text: str | None, path: str) -> NoReturn:
-    message = f"Invalid value for '{path}': '{(text or '')[:64]}' is not a {what}."
-    raise BadRequest(message, param=path, code="invalid_value")
-
-
-_DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-store": _flag, "refresh": _flag}
+def _decoded(text: str) -> Any:
+    """Return `text` decoded as JSON, or `text` itself if it is not JSON, such as `nan`."""
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(text)
+    return text
 
 
 # -- results -----------------------------------------------------------------------------------------------------------------
