@@ -1,4 +1,4 @@
-"""The tour: steps that call `responses-mw` with the official `openai` client, print and check the answers, and the servers."""
+"""The tour: its servers, and its steps, which call `responses-mw` with the official `openai` client and check the answers."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class PythonResult(BaseModel):
 
 
 async def strongest_isolation(settings: SandboxSettings) -> Isolation:
-    """Return the strongest isolation that the kernel grants. Raises `SandboxError` if the settings do not permit that level."""
+    """Return the strongest isolation that the kernel grants. Raises `SandboxError` if the settings permit no such isolation."""
     refused = []
     for isolation in LEVELS:
         if isolation.own_user and os.geteuid() != 0:
@@ -258,7 +258,7 @@ class Container:
             return self._outcome(stdout, stderr, reply, ended)
 
     async def _execute(self, code: str) -> tuple[_Reply | None, str | None]:
-        """Run a cell. Return its reply, if there is one, and why the container ended, or None if it still exists."""
+        """Run a cell. Return its reply and the reason why the container ended. Each is None if there is none."""
         reply = None
         try:
             async with asyncio.timeout(self.settings.call_timeout):

@@ -228,7 +228,7 @@ def _bounded(parts: list[Part]) -> Iterator[Part]:
 
 
 def _fitted(part: Part, max_bytes: int) -> Part:
-    """Return `part`. Cut a longer text, and replace a larger image with a note."""
+    """Return `part` with at most `max_bytes`: truncate a text, and replace an image with a note."""
     if part["type"] == "input_text":
         return _text(cut(part["text"], max_bytes))
     return part if len(part["image_url"]) <= max_bytes else _text(f"{_described(part)} omitted: it is too large")
