@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..crypto import InvalidEnvelope, Sealer
@@ -62,9 +62,11 @@ class Worker:
 
     async def run(self) -> None:
         """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
-        with ExitStack() as stack:
-            stack.enter_context(self._state.wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()))
-            stack.enter_context(self._state.wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()))
+        wakeups = self._state.wakeups
+        with (
+            wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
+            wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()),
+        ):
             loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
             try:
                 await self._claim()

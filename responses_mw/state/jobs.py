@@ -12,7 +12,7 @@ from ..ids import random_part
 from ..lua import load
 from ..threads import by_size
 from .client import Args, Call, Client
-from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound, StateUnavailable
+from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
 from .responses import TOMBSTONE_SECONDS
 from .schema import (
     COMPRESS_FROM,
@@ -112,7 +112,7 @@ class Jobs:
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         replies = await self._client.scripts(_RENEW, calls, contained=True)
-        return [None if _is_unavailable(reply) else reply == b"renewed" for reply in replies]
+        return [reply == b"renewed" if isinstance(reply, bytes | Damaged) else None for reply in replies]
 
     async def release(self, job: Job) -> None:
         """Release the job and store `job.continuations`. The run does not count towards the maximum number of attempts."""
@@ -149,7 +149,7 @@ class Jobs:
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
         answers: list[int | None] = []
         for (keys, _), reply in zip(calls, await self._client.scripts(_APPEND, calls, contained=True), strict=True):
-            answers += [None] * len(keys) if _is_unavailable(reply) else reply
+            answers += reply if isinstance(reply, list) else [None] * len(keys)
         for (job, _, _), answer in zip(batches, answers, strict=True):
             if answer == _DAMAGED:
                 self._client.damage(response_address(job).log, "no batch can be appended to it")
@@ -322,10 +322,6 @@ def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
             chunks.append((batch.last, compress(b"".join(parts))))
             parts, size = [], 0
     return chunks
-
-
-def _is_unavailable(reply: Any) -> bool:
-    return isinstance(reply, StateUnavailable) and not isinstance(reply, Damaged)
 
 
 def _ms(seconds: float) -> int:
