@@ -26,8 +26,8 @@ class PartKind(NamedTuple):
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
     """Convert content parts to the content of a chat message.
 
-    A single text becomes a string. With `flat`, several texts are joined into a string as well. Raises `BadRequest` if a file
-    is invalid, or if the dialect does not support a part.
+    A single text becomes a string, and other content a list. With `flat`, several texts become one string as well.
+    Raises `BadRequest` if a file cannot be decoded, or if the dialect does not support a part. Errors name the part by `path`.
     """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
@@ -35,9 +35,10 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
-    """Convert the output of a call to a tool message with its text, and to the other parts for the next user message.
+    """Return a tool message with the text of a call's output, and the output's other parts.
 
-    Raises `BadRequest` if a file is invalid, or if the dialect does not support a part.
+    A tool message holds only text, so the other parts belong in the next user message. Raises `BadRequest` if a file cannot be
+    decoded, or if the dialect does not support a part.
     """
     content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]
@@ -55,7 +56,7 @@ def _text(content: Sequence[ChatPart]) -> str:
 
 
 def reasoning_text(item: Item) -> str:
-    """Return the text of a reasoning item's content or, if there is none, of its summary. The item may be malformed."""
+    """Return the text of a reasoning item's `content`, or of its `summary` if the content has no text. Skip malformed parts."""
     for name in ("content", "summary"):
         parts = item.get(name)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
@@ -114,7 +115,7 @@ def _check_file(part: Part, path: str) -> Part:
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
-    """Convert a PDF to a file part, and any other file to a text part that begins with the file's name."""
+    """Convert a PDF to a file part, and any other file to a text part. The text begins with the file's name, if it has one."""
     path = f"{path}.file_data"
     data = _decode_file(part["file_data"], path)
     name = part.get("filename")

@@ -1,8 +1,9 @@
 """Encode and decode server-sent events.
 
-Decoding follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with two additions. An
-unterminated frame at the end of the stream is decoded. Old llama.cpp reports errors in a separate field, `error: {...}`, which
-becomes the data `{"error": {...}}`.
+Decoding follows the WHATWG HTML specification (section 9.2.6, "Interpreting an event stream"), with two additions:
+
+- An unterminated frame at the end of the stream is decoded.
+- A field `error: {...}` becomes the data `{"error": {...}}`. Old llama.cpp reports errors in this field.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FrameTooLong(ValueError):
 
 
 class SSEDecoder:
-    """An incremental decoder. The work is linear in the length of a frame, no matter in how many reads the frame arrives."""
+    """An incremental decoder. Its work is linear in the length of a frame, even if the frame arrives in many reads."""
 
     __slots__ = ("_after_cr", "_pending", "_size")
 
@@ -43,7 +44,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Decode a network read, which may end anywhere. Return the data of completed frames. Raises `FrameTooLong`."""
+        """Return the data of the frames that a network read completes. Raises `FrameTooLong` if the next frame is too long."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
@@ -78,7 +79,7 @@ class SSEDecoder:
         return whole
 
     def _unify(self, data: bytes) -> bytes:
-        """Replace CRLF and CR with LF. After a CR at the end of a read, an LF at the beginning of the next read is dropped."""
+        """Replace CRLF and CR with LF. If a CRLF is split between two reads, drop its LF from the second read."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         self._after_cr = data.endswith(b"\r")

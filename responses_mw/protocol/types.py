@@ -1,7 +1,6 @@
-"""Type names for the objects on the wire.
+"""Type aliases for the JSON objects of the APIs, named as in the OpenAI reference.
 
-Wire objects are plain dictionaries, because a proxy must pass on fields that it does not know. The names follow the OpenAI
-reference.
+The objects are plain dictionaries, because a proxy must pass on fields that it does not know.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` unless all choices are objects."""
+    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` if it is not a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -24,7 +24,7 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def text_of_parts(parts: list[Any]) -> str:
-    """Return the text of content parts, which Mistral's own API sends."""
+    """Return the text of content parts. Mistral's own API sends such parts instead of a string."""
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -48,7 +48,7 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 class SurrogateHalves:
-    """Joins the surrogate halves of characters, which a server may send in two chunks (`"\\ud83d"`, `"\\ude00"`).
+    """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
     Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. A
     half without its other half becomes U+FFFD.
@@ -64,7 +64,7 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that a strict decoder refused, for `join`. Raises `ValueError` for any other error."""
+        """Decode JSON with surrogate halves, for `join`. Raises `ValueError` if the JSON is invalid for any other reason."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
@@ -96,13 +96,13 @@ class SurrogateHalves:
         return [*chunks, _replaced(chunk)]
 
     def flush(self) -> list[Any]:
-        """Return the chunks that are held back, at the end of the answer."""
+        """Return the chunks that are still held back at the end of the answer."""
         held, self._held = self._held, []
         return [_replaced(chunk) for chunk in held]
 
 
 def _move_halves(chunk: Any, texts: list[tuple[tuple[Any, ...], dict[str, Any], str]]) -> None:
-    """Move a first half at the end of a text in `chunk` to the beginning of the same text in the next chunk."""
+    """Move a first half from the end of a text in `chunk` to the continuation of this text in `texts`."""
     following = {place: holder for place, holder, _ in texts}
     for place, holder, member in _growing_texts(chunk):
         if place in following and _ends_with_half(holder[member]):
@@ -122,7 +122,7 @@ def _replaced(chunk: Any) -> Any:
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield a key, the holder and the member of each text that a later chunk or event may continue."""
+    """Yield each text that a later chunk or event may continue: a key, the object with the text, and the member's name."""
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -178,7 +178,7 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
-        """Return the text in a frame of the learned form, or None. With `is_read`, `data` must be a read of one frame."""
+        """Return the text of a frame that has the learned form, otherwise None. With `is_read`, `data` is a whole SSE frame."""
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
             return None
@@ -218,7 +218,7 @@ def _value_start(data: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """Return the name of the delta's only member, if the chunk holds nothing but one text."""
+    """Return the name of the delta's text if the chunk holds nothing else, otherwise None."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None

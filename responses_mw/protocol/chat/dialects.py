@@ -15,13 +15,13 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of upstream. `refuses` maps parameters to the reasons why the server cannot honour them."""
+    """How one kind of server differs from OpenAI's API. `refuses` maps each unsupported parameter to the reason."""
 
     name: str
     max_tokens: str = "max_tokens"
     developer_role: bool = False  # whether developer is a role. If not, developer messages are sent as system messages
     hoist_system: bool = False  # whether system messages must come first, joined into one
-    reasoning_field: str | None = None  # member of assistant messages that holds earlier reasoning
+    reasoning_field: str | None = None  # member of assistant messages for earlier reasoning, or None if there is no such member
     # How to set the effort: field (reasoning_effort), template (also chat_template_kwargs.enable_thinking) or refused.
     reasoning_effort: str = "field"
     verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
@@ -42,7 +42,7 @@ class Dialect:
     audio: bool = False
     video: bool = False
     pdf: bool = False
-    prefill: str | None = None  # parameter that makes the server continue an incomplete last message
+    prefill: str | None = None  # parameter that makes the server continue an incomplete last message, or None if it cannot
     stream_usage: bool = True
     # Parameters that do not affect the answer and that the server accepts. Other parameters of this kind are not sent.
     hints: frozenset[str] = frozenset()

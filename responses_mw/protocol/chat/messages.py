@@ -1,19 +1,20 @@
 """Build the chat messages for a list of items.
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
-2. The outputs of calls directly follow the message with the calls, in the order of the calls. Tool messages hold only text, so
-   images in outputs follow in one user message. An interrupted call (`incomplete`) without an output was never executed, and is
-   left out. Any other call without an output gets OpenAI's 400, and so does an output without a call.
-3. If the server executed a call, the call's item contains the result. The call ends the assistant message, because the model
-   wrote the next item after it had seen the result.
-4. A request for approval is not sent to the model. If the user approves, the model sees the `mcp_call` item. If the user
+2. The outputs of calls directly follow the message with the calls, in the order of the calls. Tool messages hold only text.
+   Therefore, images in outputs follow in one user message.
+3. A call without an output gets OpenAI's 400, and so does an output without a call. Interrupted (`incomplete`) calls without
+   an output are an exception. They were never executed, and are left out.
+4. If the server executed a call, the call's item contains the result. The model wrote the next item after it had seen the
+   result. Therefore, the call is the last one in its assistant message.
+5. A request for approval is not sent to the model. If the user approves, the model sees the `mcp_call` item. If the user
    declines, the model sees the call with a note that it was not approved.
-5. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning after the last user
+6. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning after the last user
    message is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
-6. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
-   assistant message, and the summary of a compaction is joined with the user message that follows.
-7. Interrupted reasoning (`incomplete`), and reasoning before an interrupted call, is left out if more reasoning or text
-   follows, because the model did not see the interrupted output when it was asked again.
+7. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
+   assistant message. The summary of a compaction is joined with the user message that follows.
+8. An interrupted answer is requested again, and the model then does not see its reasoning. Such reasoning is left out if more
+   reasoning or text follows it. It is `incomplete`, or an interrupted call follows it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .truncation import links
 
 Names = Callable[[Item], str]  # returns the name of the function that an item calls
 Results = Mapping[str, str | list[Part]]
-"""Maps item ids to the results of calls that the server executed. The model sees these instead of the results in the items."""
+"""Maps the ids of calls that the server executed to results. The model sees these results instead of those in the items."""
 
 
 def to_messages(
@@ -49,12 +50,12 @@ def to_messages(
     names: Names = history_name,
     results: Results | None = None,
 ) -> list[Message]:
-    """Build the chat messages for `items`, after a system message with the `instructions`.
+    """Build the chat messages for `items`, after a system message with the `instructions`, if any.
 
-    With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input starts at `items[offset]`,
-    which errors call `input[0]`.
+    With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input begins at `items[offset]`.
+    Errors refer to that item as `input[0]`.
 
-    Raises `BadRequest` if a call has no output, if an output has no call, or if the dialect does not support the content.
+    Raises `BadRequest` if a call has no output, an output has no call, or the dialect does not support the content.
     """
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
@@ -70,7 +71,7 @@ def to_messages(
 
 
 class _PendingCall(NamedTuple):
-    """A call that has not been added to a message yet. `content` is the result of a call that the server executed."""
+    """A call that has not been added to a message yet. `content` is its result, or None if a separate item has the output."""
 
     item: Item
     position: int
@@ -103,7 +104,7 @@ class _MessageBuilder:
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
-        """Convert the next item. Raises `NotSupported` if its type is unknown. A newer version may have stored such an item."""
+        """Convert the next item. Raises `NotSupported` if its type is unknown, because a newer version stored the item."""
         kind = ITEMS.get(item["type"])
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")
@@ -184,7 +185,7 @@ class _MessageBuilder:
         self.close()
 
     def close(self) -> None:
-        """End the current assistant message and add the outputs of its calls."""
+        """Finish the current assistant message, and add the outputs of its calls."""
         waited = [(call, self._output_for(call)) for call in self._calls]
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning

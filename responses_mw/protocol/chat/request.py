@@ -1,7 +1,7 @@
 """Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
-Parameters that the client did not set are not sent, because the defaults here could differ from the upstream's. If a request
-sets a parameter that affects the answer but that the dialect cannot express, it gets a 400.
+Parameters that the client did not set are not sent, because the defaults here could differ from the upstream's. A parameter
+that affects the answer gets a 400 if the dialect cannot express it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Prefill:
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Return whether a grammar may constrain the answer, so that an interrupted answer cannot be continued.
+    """Return whether a grammar may constrain the answer.
 
-    The upstream would apply the grammar from its start to the continuation.
+    A constrained answer cannot be continued after an interruption, because the upstream applies the grammar from its start.
     """
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
@@ -61,10 +61,11 @@ def to_chat(
 ) -> ChatRequest:
     """Build the chat request for one turn.
 
-    `items` are all items that the model sees. The request's own items begin at position `own`. `model` is the upstream's name
-    for the model. `results` maps the ids of calls in this run to the results that the model sees. Only the first turn forces a
-    tool, because the tool loop would not end otherwise. With `prefill`, the model continues the last message. Raises
-    `BadRequest` if no message remains, or if the dialect cannot express the request.
+    `items` are all items that the model sees. The request's own input begins at `items[own]`. `model` is the upstream's name
+    for the model. `results` maps the ids of calls in this run to the results that the model sees. With `prefill`, the model
+    continues the last message. Only the first turn forces a tool call, because a later turn must be able to answer.
+
+    Raises `BadRequest` if there are no messages, or if the dialect cannot express the request.
     """
     messages = to_messages(
         items,

@@ -1,13 +1,13 @@
-"""Collect the tool calls in chat chunks, whose fragments identify and complete their calls in different ways.
+"""Collect the tool calls in chat chunks. Servers split calls into fragments in different ways.
 
-1. A fragment identifies its call by `index`, by `id` or not at all. Some servers give every call the index 0 (older Ollama),
-   some repeat the id in every fragment (TGI: always "0"), and some send the id once. `_begins_another` decides whether a
-   fragment with a known index or id begins a new call.
-2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
+1. A fragment identifies its call by `index`, by `id` or not at all. Older Ollama gives every call the index 0. TGI repeats the
+   id in every fragment, and the id is always "0". Other servers send the id once. `_begins_another` decides whether a fragment
+   with a known index or id begins a new call.
+2. A name may come once, repeatedly, empty, or after the first arguments. A call is shown once its name is known.
 3. Arguments are a string, in pieces or whole, or an object.
 4. A malformed fragment (for example, a name that is not a string) is an upstream error.
 5. The work is linear in the input, no matter how it is split. A turn has at most `MAX_CALLS` calls.
-6. TGI up to 3.1 never sends a name. Its arguments are `{"function": {"_name": ..., <arguments>}}` and a special token.
+6. TGI up to 3.1 sends the name in the arguments: `{"function": {"_name": ..., <arguments>}}`, followed by a special token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """A tool call as received so far.
 
-    Once `is_decided` is true, `form` is the form of the call in the response, or None if the response omits the call.
+    `form` describes how the call appears in the response. Once `is_decided` is true, None means that the call is left out.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")
@@ -105,7 +105,7 @@ class _ObjectEnd:
         return self._is_object is True
 
     def _end_in(self, piece: str) -> int:
-        """Return the position after the outermost closing brace in `piece`, or 0 without such a brace."""
+        """Return the position after the outermost closing brace in `piece`, or 0 if there is none."""
         begin, self._is_escaped = int(self._is_escaped), False
         for mark in _MARKS.finditer(piece, begin):
             if mark[0].startswith("\\"):
@@ -130,7 +130,10 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Add fragments, which are a list or, from TGI, one object. Return the changed calls. Raises `UpstreamError`."""
+        """Add the fragments in a chunk: a list or, from TGI, one object. Return the changed calls.
+
+        Raises `UpstreamError` if a fragment is malformed, or if the turn has more than `MAX_CALLS` calls.
+        """
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
         for fragment in listed:
@@ -171,10 +174,10 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Return whether a fragment that matches `known` begins a new call, which requires names in both.
+    """Return whether a fragment with the index or id of `known` begins a new call. Both must have a name.
 
-    If both have an id, only a different id begins a new call. Otherwise, a different name, arguments that are an object, and
-    arguments after the complete arguments of `known` begin a new call.
+    If both have an id, a different id begins a new call. Otherwise, a different name or arguments that are an object begin one.
+    So do arguments that follow the complete arguments of `known`.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):

@@ -1,10 +1,10 @@
 """Drop the oldest items of a list that does not fit the context window (`truncation: auto`).
 
 1. Instructions, system and developer messages, compactions and `additional_tools` are never dropped.
-2. Before the last user turn, whole exchanges are dropped: user messages together with the items that answer them. The
-   remaining items begin with a user message, because chat templates expect one. The last user messages are kept.
-3. After the last user turn, the oldest steps of the tool loop are dropped: an assistant's text and calls, together with the
-   outputs of the calls. The last step is kept.
+2. Older exchanges are dropped as a whole: user messages together with the items that answer them. The remaining items begin
+   with a user message, because chat templates expect one. The last user messages are kept.
+3. After the last user messages, the oldest steps of the tool loop are dropped. A step is an assistant's text and calls,
+   together with the outputs of the calls. The last step is kept.
 4. A call and its output, or an approval request and its response, are never separated. Their blocks are dropped together.
 """
 
@@ -19,10 +19,9 @@ from ..types import Item
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Return `items` without the oldest blocks, dropping as few as possible so that the rest fits.
+    """Drop as few of the oldest blocks of `items` as possible so that the rest fits. Return the rest.
 
-    If nothing fits, all droppable blocks are dropped. `fits` must be monotonic: if a list fits, it must still fit after more
-    blocks are dropped.
+    If nothing fits, all droppable blocks are dropped. If `fits` accepts a list, it must also accept shorter lists.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
@@ -58,7 +57,7 @@ def is_kept(item: Item) -> bool:
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
-    """Return the number of each item's block: an exchange (rule 2), the last user messages, or a step (rule 3)."""
+    """Return the block number of each item. A block is an exchange (rule 2), the last user messages or a step (rule 3)."""
     last_user = max((position for position, item in enumerate(items) if item.get("role") == "user"), default=-1)
     numbers: list[int] = []
     number, before = 0, "user"
