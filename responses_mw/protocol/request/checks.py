@@ -32,8 +32,9 @@ _LARGE = 64 * 1024
 class RequestLimits:
     """Limits for one request.
 
-    `tools` is the maximum number of tools, including namespaces, nested tools, and tools in input items. `depth` is the maximum
-    nesting of the JSON. `values` is the maximum number of object members and array elements.
+    `items` is the maximum number of input items. `tools` is the maximum number of tools, including namespaces, nested tools,
+    and tools in input items. `depth` is the maximum nesting of the JSON. `values` is the maximum number of object members and
+    array elements.
     """
 
     items: int = 10_000
@@ -45,7 +46,8 @@ class RequestLimits:
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
     """Decode JSON. Error messages refer to it as `what`. Integers of more than 64 bits become floats.
 
-    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates, or `TooLarge` for too many values or levels.
+    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates. Raises `TooLarge` if the JSON exceeds
+    `limits.values` or `limits.depth`.
     """
     # Decoding cannot be interrupted, and the result can take forty times the memory of the text. Counting is 100 times faster.
     if len(data) > limits.values and has_more_values(data, limits.values):
@@ -60,7 +62,7 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON. For large `data`, disable the garbage collector, which would take ten times as long as decoding."""
+    """Decode JSON. While large `data` is decoded, the garbage collector is off, because it takes ten times as long."""
     if len(data) <= _LARGE:
         return orjson.loads(data)
     was_enabled = gc.isenabled()
@@ -92,7 +94,7 @@ def _openings(data: bytes) -> int:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Raise `TooLarge` if `value` has more than `limit` levels: recursive code, here or in the upstream, would fail."""
+    """Raise `TooLarge` if `value` has more than `limit` levels. Deep nesting breaks recursive code, here or in the upstream."""
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -228,7 +230,7 @@ def _check_bounds(value: float, path: str, kind: str, minimum: float | None, max
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """Check an object whose null members have a meaning, such as a JSON Schema or the arguments of a call."""
+    """Check an object, and keep its null members. They have a meaning in a JSON Schema or in the arguments of a call."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value
@@ -277,7 +279,7 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check that replaces these members of an object, in place, with checked values. Null members count as absent."""
+    """Return a check that replaces an object's members with their checked values, in place. Null members count as absent."""
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
     def check(holder: dict[str, Any], path: str) -> dict[str, Any]:

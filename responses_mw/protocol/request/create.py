@@ -180,9 +180,9 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the `body` of a request, as `checks.decode` returns it. `size` is the size of the JSON in bytes.
+    """Check the decoded `body` of a request. `size` is the size of its JSON in bytes. None means the default `limits`.
 
-    Raises `BadRequest`, which names the path of the first invalid value.
+    Raises `BadRequest` for the first invalid value that is found. The error's `param` is the path of the value.
     """
     limits = limits or RequestLimits()
     given = checks.body(body)
@@ -203,7 +203,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` if `body` has an unknown field, which `parse` would accept and forward to the upstream.
+    """Raise `BadRequest` if `body` has an unknown field. On its own, `parse` accepts and forwards such fields.
 
     The message suggests a known field with a similar name, if there is one.
     """

@@ -35,7 +35,7 @@ def _assistant_message(text: str) -> Item:
 
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """Check an `input` of at most `max_items` items, and return the items. A string becomes a user message."""
+    """Check an `input`, and return its items. A string becomes a user message. `max_items` limits the length of a list."""
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
     return checks.each(item, max_length=max_items)(value, path)
@@ -44,7 +44,7 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
 def item(value: Any, path: str) -> Item:
     """Check one input item and return a copy without nulls.
 
-    An item without a type is a message if it has a role, otherwise a reference if it has an id.
+    Without a `type`, an item with a `role` is a `message`. Otherwise, an item with an `id` is an `item_reference`.
     """
     given = checks.mapping(value, path)
     if "type" not in given:
@@ -114,9 +114,9 @@ NOT_SERVED = frozenset(
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
     """Return `items` with the content of encrypted reasoning items restored.
 
-    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. An item that cannot be
-    decrypted may come from another server, and is not changed. The request's own input begins at `offset`. Raises `BadRequest`
-    if an item of this input cannot be decrypted and has no readable text.
+    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. Such an item may come from
+    another server, and is not changed. The request's own input begins at `items[offset]`. Raises `BadRequest` if this input has
+    an item that cannot be decrypted and has no readable text.
     """
 
     def restored(item: Item, index: int) -> Item:
@@ -141,9 +141,10 @@ _author_role = checks.among("user", "assistant", "system", "developer", "tool")
 
 
 def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
-    """Convert at most `max_items` `previous_input_messages` to items that precede the `input`.
+    """Convert the messages in `previous_input_messages` to items that precede the `input`.
 
-    As in vLLM, system and developer messages are ignored, because only the request's own instructions apply.
+    As in vLLM, system and developer messages are ignored, because only the request's own instructions apply. Raises
+    `BadRequest` if a message is invalid, or if there are more than `max_items` messages or items.
     """
     history = _History()
     for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):

@@ -3,7 +3,7 @@
 1. A function's name depends only on its tool, so calls from earlier turns keep their names (`history_name`). If names collide,
    `distinct` renames functions, and `namer` returns the resulting names for calls.
 2. Tools in `additional_tools` and `tool_search_output` items can be called as well. If a tool is defined again, the new
-   definition takes the position of the first one, because the upstream's prefix cache depends on a stable order.
+   definition takes the position of the first one. The upstream's prefix cache depends on this stable order.
 3. A deferred tool is not offered until a `tool_search_output` contains it.
 """
 
@@ -107,9 +107,9 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key that a tool and its calls have in common.
+    """Return a key that is the same for a tool and its calls.
 
-    `kind` and `members` are the type and the members of a call's item, or those that the tool's `CallForm` gives to calls.
+    For a call, `kind` and `members` are the type and the members of its item. For a tool, they come from its `CallForm`.
     """
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
@@ -187,7 +187,7 @@ def history_name(item: Item) -> str:
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Return a function that maps a call to its function's name in `functions`, otherwise to the call's `history_name`."""
+    """Return a callable that returns a call's function name: its name in `functions`, or else its `history_name`."""
     names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
     return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
 
@@ -210,7 +210,8 @@ _Key = tuple[Any, ...]
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
     """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
 
-    Every named tool must be in `tools` or `items`. The result has no null members, and `allowed_tools` always has a `mode`.
+    The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid, or
+    names a tool that is not in `tools` or `items`. For MCP tools, only the label of the server is checked.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)

@@ -41,7 +41,7 @@ class CallForm:
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
     begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
     runs: tuple[str, ...] = ()  # events when execution starts
-    ends: tuple[str, ...] = ()  # events when execution ends: one for success, one for failure
+    ends: tuple[str, ...] = ()  # events when execution ends: one for success, and one for failure if it differs
     served: bool = False  # whether the server executes the call. Other calls have a call_id
 
 
@@ -58,7 +58,8 @@ class OfferedFunction:
 
 
 Role: TypeAlias = Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"]
-"""What an item is in a conversation. The client executes a `call`. The model does not see a `nothing` by itself."""
+"""The role of an item in a conversation. The client executes a `call`, and the server a `served_call`. A `nothing` does not
+become a chat message."""
 
 
 def _arguments(item: Item) -> str:
@@ -72,7 +73,7 @@ def _output(item: Item) -> str | list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class ItemKind:
-    """One type of input item: how it is checked, and how the chat model sees it."""
+    """How one type of input item is checked, and how the chat model sees it."""
 
     prefix: str  # prefix of the item's id
     check: checks.Check
@@ -85,7 +86,7 @@ class ItemKind:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. `types` are its values of `type` in definitions. `items` maps the types of its items to `ItemKind`s."""
+    """The definitions and items of a kind of tool. `types` are the types of its definitions. `items` is keyed by item type."""
 
     types: tuple[str, ...]
     items: Mapping[str, ItemKind]
@@ -103,18 +104,18 @@ check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
 def call_kind(
     prefix: str, function: str | None = None, arguments: Callable[[Item], str] = _arguments, /, **required: checks.Check
 ) -> ItemKind:
-    """Return the kind of a call item with a `call_id`, the `required` members and an optional `namespace`."""
+    """Return an `ItemKind` for calls with a `call_id`, the `required` members and an optional `namespace`."""
     check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
     return ItemKind(prefix, check, "call", arguments, function=function)
 
 
 def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str | list[Part]] = _output) -> ItemKind:
-    """Return the kind of an output item with a `call_id` and an `output` that must pass `check`."""
+    """Return an `ItemKind` for outputs with a `call_id` and an `output`. `check` checks the `output`."""
     return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), "output", output=output)
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
-    """Check that a tool has no members that are unsupported on all tools. Return the tool unchanged."""
+    """Raise `NotSupported` if a tool sets a member that no tool supports. Otherwise, return the tool unchanged."""
     for name in ("allowed_callers", "async", "output_schema"):
         if tool.get(name):
             checks.unsupported(f"{path}.{name}", "it is not served yet.")
@@ -122,9 +123,10 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name of a tool's function: `<namespace>__<name>`, of at most 64 letters, digits, `_` and `-`.
+    """Return the function name of a tool: `<namespace>__<name>`, or `<name>` if `namespace` is None.
 
-    Other characters become `_`. A longer name is shortened and ends with a hash.
+    Characters other than ASCII letters, digits, `_` and `-` become `_`. A name of more than 64 characters is shortened, and
+    then ends with a hash.
     """
     whole = name if namespace is None else f"{namespace}__{name}"
     flat = _NOT_IN_NAMES.sub("_", whole) or "_"
@@ -154,7 +156,7 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def parse_shallow(arguments: str) -> dict[str, Any] | None:
-    """Parse a call's arguments. Return None for anything but a JSON object, and for nesting deeper than `MAX_NESTING`."""
+    """Parse the arguments of a call, or return None if they are not a JSON object or nested deeper than `MAX_NESTING`."""
     parsed = parse_arguments(arguments)
     try:
         checks.depth([parsed], MAX_NESTING)

@@ -35,7 +35,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def _offer(
     name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
 ) -> Callable[[Tool, str | None], OfferedFunction]:
-    """Return a `ToolKind.offer` with one function. `made` builds the members of a call's item from the complete arguments."""
+    """Return an `offer` for a `ToolKind` with one function. `made` builds members of a call's item from its arguments."""
     function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
     return lambda _tool, _namespace: function
 
@@ -340,5 +340,5 @@ def output_of(item: Item) -> str | list[Part]:
 
 
 def is_finished(item: Item) -> bool:
-    """Return whether a server-side call was executed. A call that is cut off, or whose run ends first, is not executed."""
+    """Return whether a server-side call was executed. A call is not executed if it is cut off, or if its run ends first."""
     return item.get("status", "completed") in ("completed", "failed")
