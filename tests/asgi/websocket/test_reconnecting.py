@@ -64,6 +64,7 @@ async def test_after_a_kill_a_client_goes_on_elsewhere(
         while (await socket.receive())["type"] != "response.output_text.delta":
             pass
         process.kill()
+        process.wait()  # until then, the dying process accepts connections
         with pytest.raises(ConnectionClosed):
             await socket.receive()
     await broken.left.wait()
@@ -100,6 +101,7 @@ async def test_after_a_kill_the_official_client_reconnects(
         while (await connection.recv()).type != "response.output_text.delta":
             pass
         process.kill()
+        process.wait()  # until then, the dying process accepts connections
         waiting = asyncio.create_task(answer())
         await reconnecting.wait()
         await connection.response.create(input="Hi", model="tiny")
