@@ -118,7 +118,7 @@ class _Answer:
         return self._send(message)
 
     def fail(self) -> None:
-        """Record that the application failed. The server then sends a 500 or, if the response has started, breaks it off."""
+        """Record that the application failed. The server sends a 500 or, if the response has started, closes the connection."""
         self.status = self.status or 500
         self.is_over = True
 
