@@ -44,7 +44,7 @@ class Upstream:
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
         self.transport = transport
-        self.base = base
+        self._base = base
         self._urls: dict[str, httpx.URL] = {}  # by path, because parsing a URL costs as much as sending a request
         self._settings = settings
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
@@ -223,7 +223,7 @@ class Upstream:
         timeout = {"connect": CONNECT_TIMEOUT}
         # Headers were decoded as Latin-1, because a caller's headers may contain any byte.
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.base + path))
+        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope

@@ -13,10 +13,18 @@ import httpx
 Origin: TypeAlias = tuple[str, str, int]
 """Scheme, host and port."""
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 # Seconds after which an idle connection is closed. Common servers close it after 5 s, and a request sent then would fail.
 _KEEPALIVE_EXPIRY = 4.0
 # Seconds before the next address of a host is tried in parallel (RFC 8305).
 _ATTEMPT_DELAY = 0.25
+
+
+def origin_of(url: httpx.URL) -> Origin:
+    """Return the origin of `url`. Raises `httpx.UnsupportedProtocol` unless its scheme is http or https."""
+    if url.scheme not in _DEFAULT_PORTS:
+        raise httpx.UnsupportedProtocol(f"The URL must begin with http:// or https://: {url}")
+    return url.scheme, url.raw_host.decode(), url.port or _DEFAULT_PORTS[url.scheme]
 
 
 class ConnectionPool:

@@ -31,11 +31,10 @@ import httpx
 
 from ...http import InvalidFraming, body_framing
 from ...network import system_tls
-from .connections import ConnectionPool, Origin, PooledConnection
+from .connections import ConnectionPool, PooledConnection, origin_of
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[^\x00-\x20\x7f]+")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BUFFERED = 64 * 1024
 # Seconds after the first write. If a reused connection is closed within this time without a response, it was stale, because the
 # close of an idle connection arrives within a round trip. A server that closes the connection later may have processed the
@@ -62,14 +61,14 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         connect_timeout = request.extensions.get("timeout", {}).get("connect")
         outgoing = OutgoingRequest.of(request)
         context = (self._ssl_context or system_tls()) if request.url.scheme == "https" else None
-        connection = await self._pool.acquire(_origin(request.url), context, connect_timeout)
+        connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout)
         try:
             return await Exchange(connection, outgoing).answer()
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
         # Do not reuse another idle connection. It may be stale too, and a second close would fail the request.
-        connection = await self._pool.acquire(_origin(request.url), context, connect_timeout, reuse=False)
+        connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout, reuse=False)
         return await Exchange(connection, outgoing).answer()
 
     async def aclose(self) -> None:
@@ -79,12 +78,6 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
 class StaleConnection(httpx.ReadError):
     """The server had closed the reused connection before the request arrived."""
-
-
-def _origin(url: httpx.URL) -> Origin:
-    if url.scheme not in _DEFAULT_PORTS:
-        raise httpx.UnsupportedProtocol(f"The URL must begin with http:// or https://: {url}")
-    return url.scheme, url.raw_host.decode(), url.port or _DEFAULT_PORTS[url.scheme]
 
 
 @dataclass(frozen=True, slots=True)
