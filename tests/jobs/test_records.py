@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 from fakeredis import FakeAsyncRedis
 
 from responses_mw.ids import RunIds
+from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
+from responses_mw.protocol.response.events import Event
 from responses_mw.state import (
     Batch,
     Chain,
@@ -438,6 +441,29 @@ async def test_a_document_that_is_no_json_is_reported_as_damaged(state: State) -
     await state.client.command("HSET", address_of(job).record, "document", "Jx")
     with pytest.raises(Damaged):
         await state.responses.get(job.response_id, ALICE)
+
+
+async def test_events_that_are_written_during_an_outage_follow_when_it_is_over(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state = State(connect(server.url, timeout=0.5))
+    writer = EventLogWriter(state.jobs, LEASE)
+    running = asyncio.create_task(writer.run())
+    try:
+        claimed = ClaimedJob(await taken(state, await create(state)), 0.0)
+        server.signal(signal.SIGSTOP)
+        for number in (2, 3):
+            writer.write(claimed, [Event("e", {"sequence_number": number})])
+            async with asyncio.timeout(60):
+                while state.client.away_for < number - 1:  # the first batch cannot be appended
+                    await asyncio.sleep(0.05)
+        server.signal(signal.SIGCONT)
+        await asyncio.wait_for(writer.written(claimed), 60)
+        assert await numbers(state, claimed.job.response_id) == [(0, 1), (2, 2), (3, 3)]
+    finally:
+        running.cancel()
+        server.kill()
+        await state.aclose()
 
 
 @pytest.mark.parametrize(
