@@ -2,13 +2,13 @@
 
 - At most one item is open, and it is closed before another item is added. If an upstream interleaves calls, each call waits
   until the previous one is complete. Text between the fragments of a call waits for the end of the turn.
-- One text chunk becomes one delta. White space alone does not begin an item. It is held back until text of the same kind
-  follows, and dropped if a call or text of another kind follows.
-- A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` closes it. The calls in `asked` are then
-  executed in any order, and their results are passed to `settle` in the order of the calls.
-- After `break_off`, another answer is fed to the same turn. If `join` is called first, all of that answer continues the text of
-  the message, even if the upstream sends it as reasoning.
-- `conclude` or `fail` completes the document, which can be stored before `terminal` returns the last event.
+- One text chunk becomes one delta. White space alone does not begin an item. It is held back until more output arrives.
+  If a call or text of another kind follows, the white space is dropped.
+- A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` completes it. The calls in `asked` are then
+  executed in any order. Their results are passed to `settle` in the order of the calls.
+- After `break_off`, another answer is fed to the same turn. If `join` is called first, this answer continues the text of the
+  message. Reasoning in it also becomes text, but is an error if functions are offered and it comes first.
+- `conclude` or `fail` completes the document. It can be stored before `terminal` returns the last event.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Assembler(ItemBuilder):
             self._end_seam(passed)
 
     def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
-        """End the seam. Emit `passed` or, if it is None, all text that the seam held back."""
+        """Remove the seam. Emit `passed`, or all text that the seam holds back if `passed` is None."""
         seam, self._seam = self._seam, None
         if seam is None:
             return
@@ -239,7 +239,7 @@ class Assembler(ItemBuilder):
         return self.finish_reason in INCOMPLETE_REASONS
 
     def _decide(self) -> None:
-        """Decide which calls of the turn are executed. Raises `UpstreamError` if a call has no name."""
+        """Decide which calls of the turn are executed. Raises `UpstreamError` if a call has no name and was not cut off."""
         for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
                 if self._is_cut:

@@ -30,7 +30,7 @@ class ResponseOptions:
     think_tag: str | None = None
     single_call: bool = False
     """Whether only the first call of a turn is shown, because upstreams may ignore `parallel_tool_calls`."""
-    max_calls: int | None = None  # maximum number of calls that the server executes
+    max_calls: int | None = None  # maximum number of calls that the server executes, or None for no limit
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
@@ -70,13 +70,16 @@ class ResponseBuilder(ABC):
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
-        """Emit `response.created`, then `response.queued` if a worker runs the response, otherwise `response.in_progress`."""
+        """Emit `response.created` and `response.in_progress`. If `queued`, the second event is `response.queued` instead."""
         self.response["status"] = "queued" if queued else "in_progress"
         self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """Start a queued run. `number` is the number of its next event."""
+        """Start a queued run. `number` is the sequence number of its next event.
+
+        Emits `response.in_progress`, unless another worker has already done so.
+        """
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
         if number == 2:  # after created and queued; otherwise, another worker has already emitted the event
@@ -84,9 +87,9 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Continue the output of another worker. An item that is still open is treated as by `break_off`.
+        """Continue the output of another worker. `number` is the sequence number of the next event.
 
-        `number` is the number of the next event.
+        As in `break_off`, an open output text stays open, and any other open item is closed as `incomplete`.
         """
         raise NotImplementedError
 
@@ -100,7 +103,7 @@ class ResponseBuilder(ABC):
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
 
     def terminal(self) -> list[Event]:
-        """Emit the event that ends the stream. A second call emits the changed document, with the same number."""
+        """Emit the terminal event. If the document has changed since, a second call emits it again, with the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
@@ -119,15 +122,16 @@ class ResponseBuilder(ABC):
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
         """Process chunks or events of the upstream's answer, and begin a turn if necessary.
 
-        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. The next call returns
-        the events emitted before the error.
+        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. The events emitted
+        before the error are returned by the next call.
         """
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """End the turn. Close its items up to the first call that the server executes. `settle` emits the later items.
+        """Complete the turn. Close its items up to the first call that the server executes. `settle` emits the later items.
 
-        Raises `UpstreamError` if the upstream's answer is incomplete or unusable.
+        Raises `UpstreamError` if the answer starts over instead of continuing a text, or if a call has no name.
+        `ResponsesPassthrough` raises `UpstreamBrokeOff` if the answer is incomplete.
         """
 
     @property
@@ -166,7 +170,7 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add `members`, which come from the result of the next call in `asked`, to the item of this call."""
+        """Add the result of the next call in `asked`. `members` are the members of the call's item that hold the result."""
         raise NotImplementedError
 
     # Items that arrive whole
@@ -184,7 +188,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def add_whole(self, item: Item, usage: dict[str, Any] | None = None) -> list[Event]:
-        """Add a complete item. `usage`, the tokens used to make the item, is added to the usage of the response."""
+        """Add a complete item. `usage` counts the tokens used to make it, if any, and is added to the response's usage."""
         item, output_index = self._append(item)
         emit_item(self._emitter, output_index, item, open_reasoning=self._options.open_reasoning)
         if usage:
@@ -197,7 +201,7 @@ class ResponseBuilder(ABC):
         return item, output_index
 
     def _seal(self, item: Item) -> None:
-        """Add the encrypted text to a reasoning item if the request asks for it and the upstream has not encrypted it."""
+        """Add the encrypted text to a reasoning item if the request asks for it. Text encrypted by the upstream is kept."""
         seal = self._options.seal
         if seal and item["type"] == "reasoning" and not item.get("encrypted_content") and (text := reasoning_text(item)):
             item["encrypted_content"] = seal(text)

@@ -1,10 +1,11 @@
 """Compaction: replace the history with a summary (OpenAI reference, "Compaction").
 
 - A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
-  the last compaction. System messages, developer messages and `additional_tools` are not replaced. If only system, developer
-  and user messages precede the compaction, the client has selected what to keep, as Codex does, and no message is replaced.
+  the last compaction. System messages, developer messages and `additional_tools` are not replaced.
+- Some clients, such as Codex, select the messages to keep. Therefore, no message is replaced if only system, developer and user
+  messages precede the compaction.
 - User messages at the end of the compacted items have not been answered yet. These messages are not summarized. They are
-  stored in the envelope, and follow the summary unchanged.
+  encrypted together with the summary, and follow it unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..types import Document, Item
 
 TRIGGER = "compaction_trigger"
 DEFAULT_THRESHOLD = 100_000
-"""Default of `compact_threshold` in an entry of `context_management`. A history with more tokens is compacted."""
+"""Default of `compact_threshold`, in tokens. A history with more tokens is compacted."""
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
@@ -42,7 +43,7 @@ _RUN_MEMBERS = frozenset({"id", "status"})
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A compaction `item` without its id, and the `usage` of the request for its summary."""
+    """A compaction `item` without its id, and the `usage` of the request for its summary (None if unknown)."""
 
     item: Item
     usage: dict[str, Any] | None
@@ -52,17 +53,20 @@ class Compacted:
 
 
 def is_asked(items: Sequence[Item]) -> bool:
-    """Return whether `items` end with a `compaction_trigger`, which requests a compaction and no answer."""
+    """Return whether `items` end with a `compaction_trigger`, which requests a compaction instead of an answer."""
     return bool(items) and items[-1]["type"] == TRIGGER
 
 
 def threshold_of(request: CreateResponse) -> int | None:
-    """Return the threshold of `request` in tokens, or None if its history is never compacted."""
+    """Return the lowest `compact_threshold` of `request` in tokens, or None if it does not ask for compaction."""
     return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of `POST /v1/responses/compact` to that of a request for an unstored response. Raises `BadRequest`."""
+    """Convert the body of `POST /v1/responses/compact` to the body of a request for an unstored response.
+
+    Raises `BadRequest` if `model` is missing, if a member is unknown, or if `image` asks for compressed images.
+    """
     given = checks.body(body)
     if "model" not in given:
         checks.missing("model")
@@ -106,7 +110,7 @@ def _can_summarize(items: Sequence[Item]) -> bool:
 
 
 def summary_request(request: CreateResponse) -> CreateResponse:
-    """Return a request that summarizes the history of `request`, without options that shape the answer, such as grammars."""
+    """Return a request for a summary, with the options of `request` except those that shape its answer, such as grammars."""
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}
@@ -138,9 +142,9 @@ def open_last(
 ) -> list[Item]:
     """Return `items` with the last compaction decrypted, and without the items that the compaction replaces.
 
-    `open_` decrypts an envelope, or returns None if this server cannot decrypt it. In that case, if `keeps_foreign` is true,
-    `items` are returned unchanged, because the upstream may be able to decrypt the envelope. Otherwise, `BadRequest` is raised.
-    The path in the error counts from `offset`, the index at which the request's own input begins.
+    `open_` decrypts a summary, or returns None if this server cannot decrypt it. In that case, `BadRequest` is raised. But if
+    `keeps_foreign` is true, `items` are returned unchanged, because the upstream may be able to decrypt the summary.
+    The request's own input begins at `items[offset]`. Errors refer to that item as `input[0]`.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

@@ -84,7 +84,7 @@ def shown(item: Item, include: frozenset[str]) -> Item:
 
 
 def whole(document: Document, include: frozenset[str] = frozenset()) -> Document:
-    """Return the document as shown to clients, with `output_text`, which is computed here and never stored."""
+    """Return the document as clients see it (see `shown`). `output_text` is added here, because it is not stored."""
     output = [shown(item, include) for item in document["output"]]
     return {**document, "output": output, "output_text": output_text(document)}
 
@@ -126,7 +126,7 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
-    """Return an upstream's usage with all details that the SDKs require, or None if a required token count is invalid."""
+    """Add the details that the SDKs require to an upstream's usage. Return None if it lacks a valid input or output count."""
     if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
     return {
@@ -158,7 +158,7 @@ def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, 
 
 
 class UsageSum:
-    """The sum of the usage of a run's turns. An interrupted turn and its continuation are treated as one turn."""
+    """Adds up the usage of a run's turns. An interrupted turn and its continuation count as one turn."""
 
     def __init__(self) -> None:
         self.reported: dict[str, Any] | None = None
@@ -173,7 +173,7 @@ class UsageSum:
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return `total` plus the current turn's usage, which is added once, or None if an interruption left it unknown."""
+        """Return `total` plus the turn's usage, which is added only once. Return None if an interruption left it unknown."""
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)
@@ -189,7 +189,7 @@ class UsageSum:
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an answer that was continued. The prompt of the second part, `usage`, contained the first `part`."""
+    """Return the usage of an interrupted answer (`part`) and its continuation (`usage`). Its prompt contained `part`."""
     prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
     return {
         "input_tokens": prompt,

@@ -1,7 +1,7 @@
 """The events of a response: their names, their numbers, and their effects on items.
 
-An event does not depend on the transport. The type without its last word names what the event adds to (OpenAI reference,
-"Streaming events"). Each such target is an `EventTarget`.
+Events do not depend on the transport. Without its last word, an event's type names what the event changes (OpenAI reference,
+"Streaming events"). This is the event's stem, and an `EventTarget` describes what it names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 @dataclass(frozen=True)
 class EventTarget:
-    """What the events `<stem>.added`, `<stem>.delta` and `<stem>.done` describe: an item, a part or a text."""
+    """What the events `<stem>.added`, `<stem>.delta` and `<stem>.done` change: a part, a text, or a text's annotations."""
 
     stem: str
     item: str = ""  # type of the item, or empty if items of several types have this target
@@ -84,7 +84,7 @@ def terminal_type(document: Document) -> str:
 
 @dataclass(slots=True)  # created for each token, in half the time of a named tuple
 class Event:
-    """One event of a response's stream. An event and its data must not be changed after creation."""
+    """An event in the stream of a response. The event and its data must not be changed after creation."""
 
     type: str
     data: dict[str, Any]  # all members, including `type` and `sequence_number`
@@ -100,7 +100,7 @@ class Emitter:
         self._events: list[Event] = []
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
-        """Add an event of each type with copies of `members`, because the run keeps changing the document and its items."""
+        """Add an event of each type. The `members` are copied, because the run keeps changing the document and its items."""
         for name, value in members.items():
             if isinstance(value, (dict, list)):
                 members[name] = orjson.loads(orjson.dumps(value))
@@ -123,7 +123,10 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emits only events that contain the document, without numbers and without copying the document."""
+    """Emits only events that contain the document. They have no numbers, and contain the document itself instead of a copy.
+
+    If `emit` is called with several types, only the last one is emitted.
+    """
 
     __slots__ = ()
 
@@ -149,7 +152,7 @@ _UNFINISHED: dict[str, Any] = {
 
 
 def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
-    """Return the members of the event that ends a text or a part. `holder` is the part, or an item without parts."""
+    """Return the members of the `done` event of a text or a part. `holder` is the part, or an item without parts."""
     if not target.member:
         return {"part": holder}
     named = {"name": holder.get("name") or ""} if target.item == "function_call" else {}
@@ -157,7 +160,7 @@ def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
 
 
 def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
-    """Emit the events that end a text and its part. `place` holds the ids and indices of the part."""
+    """Emit the annotations of a text, and the `done` events of the text and its part. `place` holds the part's indices."""
     for index, annotation in enumerate(part.get("annotations") or ()):
         members = {"annotation_index": index, "annotation": annotation}
         emitter.emit("response.output_text.annotation.added", **place, **members)
@@ -170,7 +173,7 @@ def _logprobs(kind: EventTarget, part: Part) -> dict[str, Any]:
 
 
 def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
-    """Emit the events that end an item whose parts are done."""
+    """Emit the `done` events of an item and, for a call, of its text. The item's parts are already done."""
     if call := CALL_TEXTS.get(item["type"]):
         emitter.emit(f"{call.stem}.done", item_id=item["id"], output_index=output_index, **ending(item, call))
     emitter.emit(DONE, output_index=output_index, item=item)
@@ -188,7 +191,7 @@ def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event
 
 
 def emit_item(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool) -> None:
-    """Emit the events of a complete item. Malformed texts are shown only in the item."""
+    """Emit the events of a complete item. Malformed texts have no events of their own."""
     begun = {**item, **({"status": "in_progress"} if "status" in item else {}), **{name: [] for name in _lists_of(item)}}
     if call := CALL_TEXTS.get(item["type"]):
         begun |= {call.member: "", **{name: None for name in _RESULTS if name in item}}
@@ -269,5 +272,5 @@ def _is_reasoning(part: Any) -> TypeGuard[Part]:
 
 
 def readable(item: Item) -> Item:
-    """Return a reasoning item with its summary as its content, as the upstream sent it."""
+    """Undo `with_summary`: return a reasoning item with its summary as its content."""
     return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": reasoning_text(item)}]}

@@ -32,9 +32,9 @@ _MAX_OPENING = 256  # maximum number of characters up to the opening quote of a 
 
 
 class StringMember:
-    """Decodes the string `name`, the first member of a JSON object that arrives in pieces, even if the JSON is not quite valid.
+    """Decodes the string `name` in a JSON object that arrives in pieces. It is streamed only if it is the first member.
 
-    Models write raw line breaks in strings, and backslashes that begin no escape. The result of
+    Models write raw line breaks in strings, and backslashes that begin no escape. Both are accepted. The result of
     `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.
     """
 
@@ -62,8 +62,8 @@ class StringMember:
     def rest(self, whole: str) -> str:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
-        If the member is not the first one, its whole text is returned. Without a string of this name, `whole` is returned, so
-        that nothing the model wrote is lost. For an empty object, the text is empty.
+        If the string is not the first member, its whole text is returned. If there is no string of this name, `whole` is
+        returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
         """
         if self._inside:
             return self._held
@@ -127,7 +127,7 @@ class OpenCall:
             self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
-        """Complete the text of the call, write the text to the item, and emit the event that ends the text."""
+        """Complete the text of the call, and write it to the item. Emit the text's `done` event."""
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -141,7 +141,7 @@ class OpenCall:
                 self.item |= self.form.made(arguments)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool) -> None:
-        """Add `members`, which come from the call's result, to the item. Emit the event that ends the execution."""
+        """Add the call's result, given as `members`, to the item. Emit the event for success or failure."""
         self.item |= members
         self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 
@@ -177,7 +177,7 @@ class ItemBuilder(ResponseBuilder):
         part.add(text, logprobs)
 
     def _open_part(self, kind: EventTarget) -> OpenText:
-        """Open a part of this `kind`, in the open item if the item's type matches, otherwise in a new item."""
+        """Open a part of this `kind`. Use the open item if its type matches, otherwise add a new item."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
             current.finish(self.sources)
@@ -206,7 +206,7 @@ class ItemBuilder(ResponseBuilder):
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     def _reopen(self, item: Item, reasoning: EventTarget) -> None:
-        """Reopen the last item, which another worker began. A call cannot be continued, and is closed as `incomplete`."""
+        """Reopen an item that another worker began. A call is closed as `incomplete` instead, as it cannot be continued."""
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
             kind = OUTPUT_TEXT if item["type"] == "message" else reasoning
@@ -256,7 +256,7 @@ class ItemBuilder(ResponseBuilder):
         return self._options.max_calls is not None and self._served >= self._options.max_calls
 
     def _form(self, call: ToolCall) -> CallForm | None:
-        """Return the form of a call whose name is known, or None if the response omits the call. The decision is final."""
+        """Return the form of a call, or None if the response omits the call. The name must be known. The decision is final."""
         if not call.is_decided:
             call.is_decided, call.form = True, self._decided_form(call)
         return call.form

@@ -1,12 +1,13 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
-- This module sets ids, indices, sequence numbers, the first two events, and the members of the document in `_OURS`. Unknown
-  events and members are forwarded unchanged.
-- An item keeps the id and the index of its `added` event, although vLLM changes an item's id between `added`, `done` and the
-  document. The document's output consists of the streamed items.
-- Missing members and events are filled in from the item. A server without indices (llama.cpp) ends its items only at the end
-  of the answer. This module ends each item before the next one begins, and drops later events for the ended item.
-- The stream ends only with an event that contains a finished response, not with `[DONE]` or the end of the connection.
+- This module sets ids, indices and sequence numbers. It emits the first two events itself, and sets the members of the
+  document in `_OURS`. Unknown events and members are forwarded, and only the ids in them are replaced.
+- An item keeps the id and the index of its `added` event. vLLM uses other ids in `done` and in the document. The document's
+  output consists of the streamed items.
+- Missing members and events are filled in from the item.
+- llama.cpp sends no indices, and completes its items only at the end of the answer. In this case, each item is completed before
+  the next one begins. Later events for a completed item are dropped.
+- The answer is complete only after a terminal event with a response. `[DONE]` or a closed connection is not enough.
 """
 
 from __future__ import annotations
@@ -61,12 +62,15 @@ _OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{st
 
 
 class ResponsesPassthrough(ResponseBuilder):
-    """Builds a response from the events of the upstream's response. The run has a single turn."""
+    """Builds a response from the events of the upstream's response. The run has a single turn.
+
+    The *place* of an item is its index in this response's output. The upstream's index may differ.
+    """
 
     def __init__(
         self, document: Document, ids: IdSource, echo: Callable[[Iterable[Tool]], list[Tool]], options: ResponseOptions
     ) -> None:
-        """`echo` removes secrets from tools that the response shows. `include` is ignored, because the upstream applies it."""
+        """`echo` removes secrets from the tools in the response. `options.include` is ignored, as the upstream applies it."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
         self._names = _OPEN_NAMES if options.open_reasoning else {}
         self._echo = echo
@@ -157,7 +161,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
-        """Add a missing part index and `logprobs` to an event of an item, and end the texts of a part before the part."""
+        """Add a missing part index and `logprobs` to an event of an item. If a part is done, first complete its text."""
         stem, unfinished = target.stem, self._unfinished[place]
         index = event.get(target.index) if target.holder else 0
         is_whole = type(index) is int and ("logprobs" in event or target is not OUTPUT_TEXT)
@@ -178,7 +182,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, or None if the index is invalid.
 
-        A part that begins with this event is recorded. If the upstream did not announce the part, its `added` event is emitted.
+        A part that begins with this event is recorded. If the event is a delta, the missing `added` event is emitted first.
         """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0
@@ -204,7 +208,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._unfinished[place] |= dict.fromkeys((stem, index) for stem in (*texts, PARTS[holder]))
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
-        """Emit the `done` events in `left`, which the upstream has not sent, for parts and texts of the item at `place`."""
+        """Emit the missing `done` events in `left`, for parts and texts of the item at `place`."""
         for stem, index in list(left):
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
@@ -324,7 +328,8 @@ class ResponsesPassthrough(ResponseBuilder):
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
         """Return the place of the item that an event belongs to, or None if there is no such item.
 
-        Without an index, search by the event's ids and `names`, then for the last open item of type `wanted`, or any if empty.
+        Without an index, search by the event's `item_id` and by `names`, then for the last open item of type `wanted`. If
+        `wanted` is empty, any type matches. If it is None, only an index is considered.
         """
         index = event.get("output_index")
         if isinstance(index, int):

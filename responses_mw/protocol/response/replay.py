@@ -36,10 +36,10 @@ class OutputReplay:
         """`items` are the complete items before the first event. New items are appended to this list."""
         self.items = items
         self.open: dict[int, dict[tuple[str, str], list[Mapping[str, Any]]]] = {}
-        """Maps the place of an open item to the deltas of its parts that have not been joined."""
+        """Maps the index of an open item to the deltas of its texts that have not been joined."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Apply an event to the items. Raises `UpstreamError` if the part in the event is not an object."""
+        """Apply an event to the items. Raises `UpstreamError` if a part, or the list that it is added to, is malformed."""
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open[len(self.items)] = {}
@@ -128,7 +128,7 @@ class LogReplay(OutputReplay):
 class Takeover:
     """The output of a lost or stopped worker, and whether another worker can continue this output.
 
-    The last item of a turn is closed by the next item or by the end of the turn. If no item is open, the turn is over.
+    An item is closed when the next item begins or the turn is complete. Therefore, the turn is over if no item is open.
     """
 
     def __init__(self, log: LogReplay) -> None:
@@ -157,7 +157,7 @@ class Takeover:
         return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
 
     def ids_used(self, stem: str) -> int:
-        """Return one more than the highest number in ids of the form `<prefix>_<stem><number>`, or 0 if no id has this form."""
+        """Return the first unused number for ids of the form `<prefix>_<stem><number>`."""
         ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
         found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
         return max((int(match[1]) + 1 for match in found if match), default=0)
@@ -184,13 +184,13 @@ class Phase(StrEnum):
 
     NOTHING = "nothing"
     REASONING = "reasoning"
-    CALL = "call"  # a call that the server would execute
-    TEXT = "text"  # one message with one text, perhaps followed by a call that the server would execute
+    CALL = "call"  # a call for the server that has not been executed
+    TEXT = "text"  # one message with one text, perhaps followed by a call for the server that has not been executed
     FIXED = "fixed"  # output that no other answer can continue: a call for the client, a refusal, several messages
 
 
 def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
-    """Return the phase of a turn with these `items`. `served` is the open call that the server would execute, if any."""
+    """Return the phase of a turn with these `items`. `served` is an open call for the server that was not executed, or None."""
     phase = Phase.NOTHING
     for item in items:
         kind, has_text = item["type"], phase is Phase.TEXT
@@ -207,10 +207,10 @@ def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
 
 
 class Seam:
-    """Holds back the first text after an interruption until it is clear whether this text repeats the message so far.
+    """Checks whether the first text after an interruption continues the message, repeats it or begins a new answer.
 
-    If the message so far consists of repetitions, such as a line of dashes, the texts are not compared, because the
-    continuation may look the same.
+    The text is held back until this is clear. A repetition of the message is removed. A message that itself consists of
+    repetitions, such as a line of dashes, is not compared, because its continuation may look the same.
     """
 
     __slots__ = ("_before", "_held", "_matched", "_tail")
@@ -224,7 +224,7 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Return the new texts, or None if more text is needed to decide. Raises `UpstreamError` if it is a new answer."""
+        """Return the new texts, or None if more text is needed. Raises `UpstreamError` if the upstream began a new answer."""
         seen = _common(text, self._tail)  # white space that the upstream did not see and repeats
         self._tail = self._tail[seen:] if seen == len(text) else ""
         text = text[seen:]
@@ -240,7 +240,7 @@ class Seam:
         return self.flush()
 
     def flush(self) -> list[tuple[str, Any]]:
-        """Return the text that is held back. Raises `UpstreamError` if the upstream started a new answer."""
+        """Return the text that is held back. Raises `UpstreamError` if the upstream began a new answer."""
         if self._matched > MAX_CHANCE:
             raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
         return [(text, logprobs) for text, logprobs in self._held if text]

@@ -1,9 +1,11 @@
 """Build vLLM's `input_messages` and `output_messages`, which show what the model received and wrote.
 
-Clients request these members with `enable_response_messages` (vLLM's Responses API, "Extra parameters"). For gpt-oss, they
-contain Harmony messages, for other models the prompts and answers as `raw_message_tokens`. A Harmony message has its author at
-the top level, where `openai_harmony.Message.from_dict` expects it, and under `author`, as vLLM serializes it. Token ids that
-the upstream does not report are left empty. If text and tokens differ, the tokens are correct, as in vLLM.
+Clients request these members with `enable_response_messages` (vLLM's Responses API, "Extra parameters").
+
+- For gpt-oss, the members contain Harmony messages. A message has its author both at the top level, where
+  `openai_harmony.Message.from_dict` expects it, and under `author`, as in vLLM.
+- For other models, they contain the prompts and answers as `raw_message_tokens`. Token ids that the upstream does not report
+  are left empty. If text and tokens differ, the tokens are correct, as in vLLM.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
 
 
 def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the input, which is the prompt of the first turn, and the output, which is all answers and all later prompts.
+    """Return the input and the output. The input is the first prompt. The output is all answers and later prompts.
 
     If the upstream does not report a prompt, the JSON of the chat messages is used.
     """
@@ -180,7 +182,7 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """Convert a response's `output` to Harmony messages. `results` maps the ids of call items to what the model saw."""
+    """Convert a response's `output` to Harmony messages. `results` maps ids of call items to the results that the model saw."""
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)  # earlier text is a preamble
     for at, item in enumerate(items):

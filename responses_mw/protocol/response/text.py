@@ -13,7 +13,7 @@ from ..types import Item
 from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
 
 Source = Mapping[str, Any]
-"""A source found by a web search: `url`, `title` and `number`. By default, sources are numbered in order from 1."""
+"""A source found by a web search: `url`, `title` and `number`. The default `number` is the source's position, from 1."""
 
 
 class OpenText:
@@ -58,7 +58,7 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Splits text with `<think>` tags into reasoning and answer, for servers that send both as content (TGI)."""
+    """Splits an answer's content at `<think>` tags. Some servers, such as TGI, send reasoning and answer as one text."""
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 
@@ -86,7 +86,7 @@ class ThinkingSplitter:
         return [piece for piece in pieces if piece[1]]
 
     def flush(self) -> list[tuple[bool, str, Any]]:
-        """Return the text that is held back at the end of the answer, which turned out not to be a tag."""
+        """Return the text that is still held back at the end of the answer. It looked like the beginning of a tag."""
         return [self._piece(self._held, 0)] if self._held else []
 
     def _note(self, text: str, logprobs: Any) -> None:
@@ -97,7 +97,7 @@ class ThinkingSplitter:
             self._tokens.append((end, entry))
 
     def _piece(self, text: str, offset: int) -> tuple[bool, str, Any]:
-        """Return a triple. For the answer, the triple includes the log probabilities of the tokens that end in `text`."""
+        """Return a triple for `feed`. It has the log probabilities of the tokens that end in `text`, or None for reasoning."""
         start = self._read + offset
         content = []
         while self._tokens and self._tokens[0][0] <= start + len(text):
@@ -108,10 +108,10 @@ class ThinkingSplitter:
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
-    """Remove all `logprobs` except those of the tokens of `content`. `after` is the reasoning before the content, if any.
+    """Return the `logprobs` of the tokens of `content`. `after` is the reasoning before the content, or None.
 
-    For a whole answer, vLLM also reports the tokens of the reasoning and of calls, and the token that ends the answer. If the
-    tokens do not contain `content`, return None if there is reasoning, and otherwise `logprobs` unchanged.
+    For a whole answer, vLLM also reports the tokens of reasoning and calls, and the last token. These are removed. If the
+    tokens do not contain `content`, the result is None if there is reasoning, otherwise `logprobs` unchanged.
     """
     if not isinstance(content, str):
         return logprobs
@@ -132,7 +132,7 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 
 def hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of reasoning from the messages of a whole answer. vLLM adds them to those of the text."""
+    """Remove the log probabilities of reasoning from the messages in `items`, in place. vLLM adds them to whole answers."""
     thoughts = "\n".join(filter(None, (reasoning_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None
@@ -211,7 +211,7 @@ def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
 def _cited(
     marker: re.Match[str], numbered: Mapping[int, Source], by_url: Mapping[str, Source]
 ) -> Iterator[tuple[Source | None, int, int]]:
-    """Yield the sources that a marker cites, each with the start and end of the citation."""
+    """Yield the source, start and end of each citation in a marker. The source is None if it is unknown."""
     kind, (start, end) = marker.lastgroup or "", marker.span()
     if kind == "link":
         yield by_url.get(_key(marker["link"])), start, end
@@ -255,7 +255,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """Return the `results` of a `web_search_call` item as text for the model, which can cite them by number or by URL."""
+    """Format the `results` of a `web_search_call` item for the model. The model can cite them by number or by URL."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)
