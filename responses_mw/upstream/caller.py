@@ -145,7 +145,10 @@ class Verification:
                 raise await self._refusal(answer, caller)
         answer = await self._ask("POST", self._chat_path, caller, orjson.dumps(self._smallest(models)))
         if answer.status_code >= 300:
-            raise await self._refusal(answer, caller)
+            refusal = await self._refusal(answer, caller)
+            if not models:  # the upstream's message may quote the model, which another caller chose
+                refusal.message = f"The upstream answered the check of the credential with status {answer.status_code}."
+            raise refusal
 
     def _smallest(self, models: list[Any] | None) -> dict[str, Any]:
         model = models[0].get("id") if models and isinstance(models[0], dict) else self._model

@@ -12,6 +12,7 @@ from responses_mw.upstream import caller as caller_module
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
+from tests.support.scripted import Answer, Asked, ScriptedUpstream, completion, error, json_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,26 @@ async def test_what_is_neither_an_acceptance_nor_a_refusal_lets_nobody_in(path: 
     with pytest.raises(UpstreamError) as raised:
         await upstream.verify(caller())
     assert raised.value.status in (status, 502)
+
+
+@pytest.mark.parametrize("status", [401, 404, 429])
+async def test_a_refused_check_does_not_quote_the_model_of_another_caller(status: int) -> None:
+    class Quoting(ScriptedUpstream):
+        def answer(self, asked: Asked) -> Answer:
+            if asked.path.endswith("/v1/models"):
+                return json_answer(error("There is no list.", 404), 404)
+            if asked.headers["authorization"] == "Bearer good":
+                return json_answer(completion({"content": "Hello"}))
+            return json_answer(error(f"You may not use {asked.json['model']}.", status), status)
+
+    upstream = before(Quoting(), upstream__status_grace=0)
+    stream = upstream.chat({"model": "secret-model", "messages": []}, caller())
+    await stream.open()
+    await stream.aclose()
+    with pytest.raises((Unauthorized, UpstreamError)) as raised:
+        await upstream.verify(caller("wrong"))
+    assert "secret-model" not in str(raised.value.message)
+    assert str(status) in raised.value.message
 
 
 async def test_what_chats_at_no_path_lets_nobody_in() -> None:
