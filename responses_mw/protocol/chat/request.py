@@ -87,12 +87,7 @@ def to_chat(
     _add_format(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
     _add_hints(body, request, dialect)
-    last = items[-1] if items else {}
-    is_unfinished = last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
-    if dialect.prefill and (prefill or is_unfinished):
-        body |= {dialect.prefill: True, "add_generation_prompt": False}
-    if prefill:
-        _deduct(body, prefill)
+    _add_prefill(body, items, dialect, prefill)
     if request.stream:
         body["stream"] = True
         if dialect.stream_usage:
@@ -100,7 +95,13 @@ def to_chat(
     return body
 
 
-def _deduct(body: ChatRequest, prefill: Prefill) -> None:
+def _add_prefill(body: ChatRequest, items: Sequence[Item], dialect: Dialect, prefill: Prefill | None) -> None:
+    last = items[-1] if items else {}
+    is_unfinished = last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
+    if dialect.prefill and (prefill or is_unfinished):
+        body |= {dialect.prefill: True, "add_generation_prompt": False}
+    if prefill is None:
+        return
     for name in _LIMITS:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
