@@ -346,6 +346,13 @@ async def _check_embeddings(settings: Settings) -> bool:
     return _passed("cache:", f"{model} makes vectors of {len(vector)} dimensions")
 
 
+_WEB_SEARCH = {
+    "type": "web_search",
+    "filters": {"allowed_domains": ["wikipedia.org"], "blocked_domains": ["de.wikipedia.org"]},
+    "user_location": {"type": "approximate", "country": "US"},
+}
+
+
 async def _check_tools(settings: Settings) -> bool:
     if settings.upstream.api == "responses":  # the upstream runs the tools
         return True
@@ -353,7 +360,7 @@ async def _check_tools(settings: Settings) -> bool:
         f"MCP server '{label}'": ({"type": "mcp", "server_label": label}, None) for label in settings.tools.mcp_servers
     }
     if settings.search.provider != "none":
-        used[f"web search ({settings.search.provider})"] = ({"type": "web_search"}, '{"query": "weather"}')
+        used[f"web search ({settings.search.provider})"] = (_WEB_SEARCH, '{"query": "weather"}')
     if settings.tools.sandbox_url is not None:
         used["code interpreter"] = ({"type": "code_interpreter", "container": {"type": "auto"}}, '{"code": "1"}')
     async with open_tools(settings) as tools:

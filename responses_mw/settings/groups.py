@@ -299,7 +299,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""Setting required by each web search provider. The class of each provider is in `PROVIDERS` in `tools/search.py`."""
+"""Maps each value of `search.provider` to the setting that it requires. `PROVIDERS` in `tools/search.py` has the classes."""
 
 
 class SearchSettings(Group):

@@ -57,11 +57,14 @@ class Query:
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     place: Mapping[str, str] = field(default_factory=dict)
-    """The tool's `user_location`. `country` is two capital letters, not necessarily a country (see `_COUNTRIES`), or empty."""
+    """The tool's `user_location`. Its `country` is "" or any two capital letters. `_COUNTRIES` lists real countries."""
     thorough: bool = False
     """Set for `search_context_size: high`: the search may be slower or more expensive. Providers may ignore it."""
     characters: int = 1_000
-    """Maximum length of a result's text, at most 3,000. Providers may ignore it, because `WebSearch` cuts longer texts."""
+    """Maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts and marks the cut.
+
+    A provider may ignore this maximum, or request one character more, so that the cut is marked.
+    """
 
     def admits(self, url: str) -> bool:
         """Return whether a result with this URL passes the domain filters."""
@@ -101,7 +104,7 @@ class SearchProvider:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
         Send the members of `query` that the provider's API supports. `WebSearch` applies `count`, `allowed`, `blocked` and
-        `characters` to the results again. `place` and `thorough` have an effect only if the provider sends them.
+        `characters` to the results again. `place` and `thorough` have an effect only if they are sent.
         """
         raise NotImplementedError
 
@@ -177,7 +180,8 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = {
 }
 """English names and main languages of countries, by ISO code.
 
-If a provider's API refuses invalid codes, send `country` only if it is in this table or in a list of the provider's countries.
+If a provider's API refuses unknown codes, send only codes that are in the provider's own list of countries, if it has one, or
+otherwise in this table.
 """
 
 
