@@ -207,7 +207,7 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """Return the position of the string after `name` in `data`, or 0 if there is no string or `name` occurs twice."""
+    """Return where the string after `name` begins in `data`. Return 0 if there is no string, or if `name` occurs twice."""
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0

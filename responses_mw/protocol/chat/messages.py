@@ -203,7 +203,7 @@ class _MessageBuilder:
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
-        """Return the output of a call and the output's position, or None if the call was never executed."""
+        """Return the output of a call, and its position. Return None if the call was interrupted and never executed."""
         if call.content is not None:
             return call.content, call.position
         if call.position in self._answers:

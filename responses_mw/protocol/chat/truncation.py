@@ -88,7 +88,7 @@ def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 def links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
     """Yield the positions of each call and its output, and of each approval request and its response.
 
-    Some models reuse call ids in each turn, so the n-th output with an id belongs to the n-th call with that id.
+    Some models use the same call ids in each turn. Therefore, the n-th output with an id belongs to the n-th call with this id.
     """
     waiting: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
     answers: list[tuple[int, tuple[str, str]]] = []

@@ -152,7 +152,7 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Expect an answer that continues `text`, the message so far.
+        """Expect an answer that continues the message so far, `text`.
 
         `usage` is the chat usage of the request and `text`, or None if the tokens cannot be counted. If `is_trimmed`, the
         upstream does not see the white space at the end of `text`.

@@ -34,7 +34,7 @@ COMPACT_MEMBERS = _HINTS | {"model", "input", "instructions", "previous_response
 _SUMMARY_MEMBERS = (
     _HINTS | {"instructions", "model", "stream", "temperature", "top_p", "truncation"} | {"safety_identifier", "user"}
 )
-# Members passed on to the upstream that would shape the summary or end it early.
+# Members passed on to the upstream that shape the answer or cut it short. They are not meant for a summary.
 _ANSWER_OPTIONS = GRAMMARS | {
     *("bad_words", "ignore_eos", "logit_bias", "min_tokens", "prompt_logprobs", "stop", "stop_token_ids")
 }
@@ -82,7 +82,7 @@ def create_body(body: Any) -> dict[str, Any]:
 
 
 def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Split the items that the model would see into the items to summarize and the user messages at the end.
+    """Split the items that the model sees into the items to summarize and the user messages at the end.
 
     If only user messages can be summarized, they are all summarized. Raises `BadRequest` if there is nothing to summarize.
     """
@@ -96,7 +96,7 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def can_shrink(items: Sequence[Item]) -> bool:
-    """Return whether a summary could replace any item before the user messages at the end."""
+    """Return whether a summary can replace any item before the user messages at the end."""
     return _can_summarize(items[: _answered(items)])
 
 

@@ -156,7 +156,7 @@ class OpenCall:
 
 
 class ItemBuilder(ResponseBuilder):
-    """Builds a response in which at most one item is open: the item of the text or call that is being received."""
+    """Builds a response in which at most one item is open. The open item is the text or call that is being received."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)

@@ -33,7 +33,7 @@ _BUILT_IN_LABEL = "code_interpreter"  # vLLM treats an MCP server with this labe
 
 
 def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
-    """Return whether the model uses Harmony, according to its name or to the prompt tokens of its `turns`."""
+    """Return whether the name of a model, or a prompt in its `turns`, shows that it uses Harmony."""
     name = model.lower().replace("_", "-")
     return "gpt-oss" in name or any(turn.prompt_tokens[:1] == [_START] for turn in turns)
 
