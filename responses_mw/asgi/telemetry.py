@@ -72,9 +72,8 @@ class TelemetryMiddleware:
         request = RequestContext(self._route, _request_id(scope["headers"]))
         headers: list[HeaderSource] = []
         if self._traced:
-            scope[_HEADERS] = headers = [{"x-request-id": request.request_id}]
+            scope[_HEADERS] = headers = _initial_headers(request)
         answer = _Answer(send, headers)
-        started = time.perf_counter()
         active = {HTTP.METHOD: method, HTTP.SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
         span = start_http_span(method, scope) if self._traced and is_tracing() else None
@@ -87,7 +86,7 @@ class TelemetryMiddleware:
             request.fail(error)
             raise
         finally:
-            duration = time.perf_counter() - started
+            duration = time.perf_counter() - request.started
             ACTIVE_REQUESTS.add(-1, active)
             if answer.is_stream:
                 STREAMS_OPEN.add(-1)
@@ -144,7 +143,6 @@ def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None
     `scope` is the scope of the connection.
     """
     request = RequestContext(f"websocket {kind}", _request_id(), owner, scope.get(API_KEY, ""))
-    started = time.perf_counter()
     span = start_request_span(request.route, scope)
     request.trace_id = trace_id(span)
     STREAMS_OPEN.add(1)
@@ -157,13 +155,18 @@ def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None
                 raise
     finally:
         STREAMS_OPEN.add(-1)
-        _report("WS", request, 101, time.perf_counter() - started)
+        _report("WS", request, 101, time.perf_counter() - request.started)
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]] = ()) -> str:
     """Return the client's request id if it is valid, otherwise a new id."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+
+
+def _initial_headers(request: RequestContext) -> list[HeaderSource]:
+    """Return the headers of all responses, including refusals before the route is reached."""
+    return [{"x-request-id": request.request_id}]
 
 
 def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:

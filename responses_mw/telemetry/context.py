@@ -86,8 +86,8 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from the start of the request to the upstream's first chunk or event. Summaries of the history do not count.
 
-    It is None until then, and stays None for cache hits, repeated and background creates, and errors. A stream's headers are
-    sent after `upstream.status_grace` at the latest, so the time may still be None then.
+    It is None until then. It stays None for cache hits, repeated and background creates, and errors before the first chunk. A
+    stream's headers are sent after `upstream.status_grace` at the latest, so the time may still be None then.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
