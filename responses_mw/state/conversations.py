@@ -25,8 +25,9 @@ ITEM_BYTES = 256  # overhead of an item in Redis besides its JSON, in bytes (as 
 class Conversations:
     """The conversations of all owners.
 
-    Every method raises StateUnavailable. Every method with a conversation id raises Missing if the conversation does not exist
-    or belongs to another owner.
+    Every coroutine raises StateUnavailable if Redis fails. Methods with a `conversation_id` raise Missing if the owner has no
+    such conversation. `create` and `append` raise OverBound if the conversation would exceed a maximum of `StateOptions`, and
+    OverQuota if the owner would exceed the storage quota.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
@@ -36,7 +37,7 @@ class Conversations:
         self._limits = options.chain_items, options.chain_bytes
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Store a new conversation with its first `items`, whose ids must contain its tag. Raises OverBound or OverQuota."""
+        """Store a new conversation with its first `items`. The items' ids must contain the conversation's tag."""
         address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
         blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
         args: Args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
@@ -64,19 +65,19 @@ class Conversations:
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation's items as a history. A response committed to it adds its items to the conversation."""
+        """Return the conversation as a history. `Responses.commit` appends the items of a response to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation of `chain` has no room for an answer and this number of new `items`."""
+        """Raise OverBound if the conversation of `chain` has no room for this number of new `items` and an answer."""
         max_items, max_bytes = self._limits
         if len(chain.items) + items >= max_items or chain.size >= max_bytes:
             maximum = f"the maximum is {max_items} items and {max_bytes} bytes"
             raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """Return the items up to the counter `seen`, or None if the owner has no conversation with this tag."""
+        """Return the items up to number `seen` (see `Chain`), or None if the owner has no conversation with this tag."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -84,9 +85,10 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
-        """Append `items` to a conversation as one block. Their ids must contain its tag. Raises OverBound or OverQuota.
+        """Append `items` to a conversation as one block. The items' ids must contain the conversation's tag.
 
-        `random` is the random part of the ids of new items. If the write is undone, only these items are removed.
+        `random` is the random part in the ids of new items, or None if no item is new. If the write fails and is undone, only
+        the new items are removed.
         """
         address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]
@@ -98,9 +100,10 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return a page of up to `limit` items in `order` (`asc` or `desc`), starting after the item with the id `after`.
+        """Return a page of up to `limit` items in `order` (`asc` or `desc`).
 
-        Raises Missing if the conversation does not exist, or BadRequest if it has no item with this id.
+        The page starts after the item with the id `after`, or with the first item if `after` is None. Raises BadRequest if the
+        conversation has no item with this id.
         """
         found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
         if found is None:
@@ -128,7 +131,7 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
-        """Return the counter of the newest item, the items up to the counter `upto` in order, and the size of their JSON."""
+        """Return the number of the newest item, the items up to number `upto` in order, and the size of these items' JSON."""
         last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
         return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
 

@@ -14,7 +14,7 @@ APIError
 Fenced                   internal: another worker has taken over the response
 EmbeddedFailed           at startup: the embedded server cannot run, for the reason in the message
 
-Errors that can prevent a finished response from being stored have an attribute `unstored`, the reason reported in the metric.
+Errors that can prevent a finished response from being stored have an attribute `unstored`: the reason in the metric.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OverQuota(APIError):
 
 
 class StateUnavailable(Unavailable):
-    """Redis cannot execute the operation now. A write may have been executed, but never partially. Repeating a write is safe.
+    """Redis cannot execute the operation now. A write was executed completely or not at all, and may safely be repeated.
 
     `passing` means that the cause may be temporary, so that a write should be retried.
     """

@@ -48,10 +48,10 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class Jobs:
-    """The records and logs of background responses.
+    """The records and event logs of background responses.
 
-    Each write includes the token of the job's holder, so that writes of earlier holders are refused. All methods except `renew`
-    and `append` raise StateUnavailable.
+    A process leases a job before it runs or finalizes the job. Each lease has a token, and writes with an older token are
+    refused. All methods except `renew` and `append` raise StateUnavailable if Redis fails.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
@@ -63,7 +63,11 @@ class Jobs:
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
-        """Write a background response and `start`, the first batch of its log. Raises OverBound, OverQuota or Deleted."""
+        """Write a background response and `start`, the first batch of its log.
+
+        Raises OverBound if the request is too large, or OverQuota if the owner would exceed the storage quota. Raises Deleted
+        if writing took longer than the job's reservation in the queue, so that a worker has discarded the job.
+        """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size = len(head) + len(job)
@@ -77,16 +81,17 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota."""
+        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota if that exceeds the quota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
         self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""
     ) -> Taken:
-        """Lease the job to `worker` for `lease` seconds if its state permits that. Raises NewerRecord.
+        """Lease the job to `worker` for `lease` seconds if its state permits that, and return the verdict.
 
-        `why` is `run` to run the job, `settle` to end a lost job, or `cancel` to end the job even if another worker
-        holds it. If `owner` is given, the verdict on a job of another owner is `missing`.
+        `why` is `run`, `settle` (finalize the job if it is lost) or `cancel` (finalize the job even if another worker runs it).
+        If `owner` is not empty, the verdict on a job of another owner is `missing`. Raises NewerRecord if a newer release wrote
+        the job.
         """
         token = random_part()
         try:
@@ -107,8 +112,8 @@ class Jobs:
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
         """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
 
-        A lease is not extended if another worker holds the job, or if the job has ended or is damaged. The result is None if
-        the job's server is unavailable.
+        False means that another process has leased the job, or that the job has ended or is damaged. None means that the job's
+        server is unavailable.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         replies = await self._client.scripts(_RENEW, calls, contained=True)
@@ -133,16 +138,16 @@ class Jobs:
         return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
-        """Notify `worker` that one of its jobs has a new holder."""
+        """Notify `worker` that another process has leased one of its jobs."""
         await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool | None]:
         """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 
         `batches` contains the response id, the token and the batch of each job. Return for each job whether its batch is in the
-        log. A batch is refused if another worker holds the job, if the job has ended, if Redis has lost the end of the log, or
-        if the record or log is damaged. The result is None if the job's server is unavailable. A repeated call appends nothing,
-        but extends the leases again.
+        log, or None if the job's server is unavailable. A batch is refused in three cases: another process has leased the job,
+        the job has ended, or the record or log is damaged or incomplete. A repeated call appends nothing, but extends the
+        leases again.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
@@ -156,16 +161,17 @@ class Jobs:
         return [None if answer is None else answer == 1 for answer in answers]
 
     async def log(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of events after event `number`, or an empty list if the log has ended or expired.
+        """Return the next batches of events after event `number`, or an empty list if the log has none or has expired.
 
-        The first batch may also contain earlier events. Raises Damaged.
+        The first batch may also contain earlier events. Raises Damaged if an entry of the log is not a batch of events.
         """
         return await self._page(response_id, number, PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """Compress the log of a response that has ended to about a twentieth of its size. Raises Damaged.
+        """Compress the log of a response that has ended to about a twentieth of its size, and return True.
 
-        Return False if the log is incomplete, too small, too large or expired, or if the response has not ended.
+        Return False if the response has not ended, or if its log has expired or is incomplete, too small or too large. Raises
+        Damaged if an entry of the log is not a batch of events.
         """
         chunks: list[tuple[int, bytes]] = []
         number, size, is_final = -1, 0, False
@@ -194,7 +200,7 @@ class Jobs:
         return batches
 
     async def end(self, response_id: str) -> int | None:
-        """Return the number of the last event, or None if the response has not ended. Raises Missing."""
+        """Return the number of the last event, or None if the response has not ended. Raises Missing if it does not exist."""
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
@@ -211,7 +217,8 @@ class Backlog(NamedTuple):
 class Queue:
     """A queue of response ids that is fair between owners.
 
-    Every method raises StateUnavailable. `reserve`, `restore`, `claim` and `backlog` raise Damaged if the queue is damaged.
+    Every method raises StateUnavailable if Redis fails. If the queue is damaged, `reserve`, `restore`, `claim` and `backlog`
+    raise Damaged.
     """
 
     def __init__(self, client: Client, usage: Usage) -> None:
@@ -219,11 +226,11 @@ class Queue:
         self._usage = usage
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Add a job whose record is not written yet. Unless `ready` is called within `seconds`, a worker checks the job."""
+        """Add a job whose record is not written yet. If `ready` is not called within `seconds`, a worker claims the job."""
         await self._client.script(_RESERVE, [QUEUE], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Make a reserved or claimed job available to workers, `first` or in its owner's turn."""
+        """Make a reserved or claimed job available to workers in its owner's turn or, with `first`, before all other jobs."""
         with suppress(Damaged):  # the job becomes available when its lease expires
             await self._client.script(_READY, [QUEUE], [job, "1" if first else ""])
 
@@ -232,9 +239,9 @@ class Queue:
         return bool(await self._client.script(_RESTORE, [QUEUE], [job, owner]))
 
     async def claim(self, lease: float, *, sweep: bool) -> str | None:
-        """Lease the next job for `lease` seconds and return it, or return None if no job is available.
+        """Lease the next job for `lease` seconds and return its response id, or return None if no job is available.
 
-        If `sweep`, jobs whose lease has expired come first.
+        If `sweep` is true, jobs with an expired lease come first. Otherwise, such jobs are not available.
         """
         job: bytes | None = await self._client.script(_CLAIM, [QUEUE], [_ms(lease), "1" if sweep else ""])
         return job.decode() if job is not None else None

@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 class DieWithParent:
-    """A `preexec_fn` that makes the kernel kill the child process when the thread that started it ends for any reason."""
+    """A `preexec_fn` for Linux: the kernel kills the child process when the thread that started it ends."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl
@@ -45,7 +45,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Ended(Exception):
-    """Valkey has ended, but was not stopped."""
+    """Valkey has ended without being stopped."""
 
 
 def _raise_ended(*_: object) -> None:

@@ -34,8 +34,8 @@ _COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 class Responses:
     """The stored responses of all owners.
 
-    Every method raises StateUnavailable. Every method with a response id raises Missing if the response does not exist or
-    belongs to another owner.
+    Every method raises StateUnavailable if Redis fails. Methods with a `response_id` raise Missing if the owner has no such
+    response.
     """
 
     def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
@@ -49,8 +49,7 @@ class Responses:
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
-        Raises Missing if the response does not exist or its history was deleted, or NotChainable if the response is running,
-        failed or cancelled.
+        Raises Missing if a part of the history was deleted, or NotChainable if the response is running, failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -83,7 +82,7 @@ class Responses:
         limit: int = 20,
         order: str = "desc",
     ) -> Page:
-        """Return a page (see `page`) of the items that the model was given for the response: its history, then its input.
+        """Return a page of the items that the model received: the response's history, then its input. See `page`.
 
         Raises BadRequest if `after` or `before` is not the id of one of these items.
         """
@@ -99,7 +98,7 @@ class Responses:
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """Return a mapping from these ids to the owner's stored items.
 
-        Raises Missing if an item does not exist, or OverBound if the turns to read exceed the maximum size of a history.
+        Raises Missing if an item does not exist, or OverBound if the responses to read are larger than a history may be.
         """
         return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
 
@@ -129,7 +128,7 @@ class Responses:
     async def _history(
         self, address: Address, response_id: str, owner: str, fields: dict[str, bytes], *, conversation_required: bool = True
     ) -> Chain:
-        """Return the chain up to the response. Raises Missing if a turn or the required conversation was deleted."""
+        """Return the history up to the response. Raises Missing if a turn or the required conversation was deleted."""
         seen: list[Item] = []
         if "seen" in fields:  # the conversation's items that preceded the response
             found = await self._conversations.until(address.tag, owner, int(fields["seen"]))
@@ -158,16 +157,18 @@ class Responses:
         *,
         last: Batch | None = None,
     ) -> None:
-        """Store a finished response that continues `chain`, and append its items to the conversation of `chain`.
+        """Store a finished response that continues `chain`.
 
-        `document` is the complete response, whose id must contain the chain's tag. `items` are its input items with ids.
-        `token` identifies the run, so that a repeated commit changes nothing. `last` is the final batch of a background
-        response's log. The quota does not apply to background responses. The maximum sizes do not apply to responses that
-        failed or were cancelled.
+        `document` is the complete response. Its id must contain the chain's tag. `items` are its input items with ids. If the
+        chain has a conversation, append the items and the output to it, unless the response failed or was cancelled. `token`
+        identifies the run. A repeated commit with the same token changes nothing.
 
-        Raises Deleted if the response was deleted during the run, Fenced if another worker has taken over the response, or
-        OverBound, OverQuota or StateUnavailable. After StateUnavailable, a response without `last` is removed when Redis
-        answers.
+        For a background response, `last` is the final batch of its log. The quota does not apply to background responses. The
+        maximum sizes do not apply to background responses that failed or were cancelled.
+
+        Raises Deleted if the response was deleted during the run, or Fenced if another worker has taken over the response.
+        Raises OverBound if a maximum size is exceeded, OverQuota if the owner would exceed the quota, or StateUnavailable if
+        Redis fails. After a temporary failure, a response without `last` is removed as soon as Redis answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
         # The output is stored only in the turn. In the document, None keeps its place.
@@ -215,7 +216,7 @@ class Responses:
             raise OverBound(f"The history exceeds the maximum of {options.chain_bytes} bytes or {options.chain_items} items.")
 
     async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
-        """Append the response to the parent's segment, or start a new root with the whole history. Return the verdict."""
+        """Append the response to the parent's segment, or start a new segment with the whole history. Return the verdict."""
 
         async def commit(more: dict[str, Any], rest: Sequence[str | bytes] = (), size: int = 0) -> bytes:
             args = [orjson.dumps(facts | more), *write.args, *rest]

@@ -3,7 +3,7 @@
 Values are JSON:
 
     J<json>                       uncompressed
-    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts limit
+    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts check
     <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 """
 
@@ -100,7 +100,7 @@ def conversation_key(tag: str) -> str:
 
 
 QUEUE = "rmw:{q2}:ready"
-"""Key of the queue of background responses. The scripts derive the queue's other keys. The number is the queue's version."""
+"""Key of the queue of background responses. The scripts derive the queue's other keys. `2` is the version of the queue."""
 QUEUE_EVENTS = "rmw:{q2}:ev"
 
 

@@ -1,7 +1,7 @@
 """Read histories, and single items by id, from stored turns. Recently read histories are cached in memory.
 
-Turns are only appended to a segment, or removed from its end. If the n-th turn still belongs to the same response, all turns
-before it are unchanged, so reading begins with the last cached turn.
+A segment is a list of turns. Turns are only appended to it, or removed from its end. Reading begins with the last cached turn.
+If it still belongs to the same response, all turns before it are unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .values import Item, Pointer, Turn
 [_RESOLVE] = load("state", "resolve")
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds without a read after which a conversation is evicted. It may contain turns that another process has deleted."""
+"""Seconds without a read after which a conversation is evicted, because another process may have deleted its turns."""
 TURN_OVERHEAD = 2048  # memory overhead of a turn, in bytes
 IDS_AT_ONCE = 100  # maximum number of ids in one script call
 CALLS_AT_ONCE = 8
@@ -30,7 +30,7 @@ CALLS_AT_ONCE = 8
 
 @dataclass(slots=True)
 class _Known:
-    """The cached turns of a conversation, which are the first turns of each segment."""
+    """The cached turns of a conversation: the first turns of each segment."""
 
     read_at: float = 0.0
     size: int = 0
@@ -38,7 +38,10 @@ class _Known:
 
 
 class Segments:
-    """Reads turns, and caches up to `recent_bytes` of turns. The least recently read conversation is evicted first."""
+    """Reads turns, and caches up to `recent_bytes` of them. If that is 0, there is no cache.
+
+    The least recently read conversation is evicted first.
+    """
 
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
         self._client = client
@@ -69,7 +72,7 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """Return the turns of each segment, or None if a segment is too short or does not begin with its known `beginnings`."""
+        """Return the turns of each segment, or None if a segment is too short or its cached `beginnings` are outdated."""
         parts = [(name, max(len(known) - 1, 0), length) for (name, length), known in zip(ranges, beginnings, strict=True)]
         replies = await self._client.pipeline(
             [("LRANGE", address.segment(name), start, length - 1) for name, start, length in parts]
@@ -102,8 +105,8 @@ class Segments:
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
     """Return a mapping from these ids to the owner's stored items.
 
-    The turn of each response that created one of the items is read whole. Raises Missing if an item does not exist, or
-    OverBound if the turns and items have more than `max_bytes` of JSON in total.
+    Each response that created one of the items is read completely. Raises Missing if an item does not exist, or OverBound if
+    the responses and items to read have more than `max_bytes` of JSON.
     """
     wanted = list(dict.fromkeys(item_ids))
     groups: dict[Address, list[str]] = {}
@@ -125,7 +128,7 @@ async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_by
             size = 0 if reply == b"bound" else _size(reply)
             left -= size
             if reply == b"bound" or left < 0:
-                raise OverBound(f"The referenced items are in turns of more than {max_bytes} bytes in total.", param="input")
+                raise OverBound(f"The responses with the referenced items have more than {max_bytes} bytes.", param="input")
             found |= await by_size(size, _items, address, ids, reply, made[address])
     return {item_id: found[item_id] for item_id in wanted}
 

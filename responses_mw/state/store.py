@@ -40,9 +40,9 @@ class Health:
 
     policy        maxmemory-policy; if the nodes differ, a policy other than noeviction
     max_memory    maxmemory in bytes; 0 means no limit
-    fault         the warning that explains why new responses are not stored now, or an empty string
-    warnings      sentences for the operator
-    errors        sentences that explain why the server must not start
+    fault         the reason why new responses are not stored now, or "" if they are stored
+    warnings      sentences for the operator, including `fault`
+    errors        reasons why the server must not start
     """
 
     server: str
@@ -74,7 +74,7 @@ class State:
         self._memory_warnings = WarningLimit()
 
     async def check(self) -> Health:
-        """Query Redis, or every primary of a cluster, and return its health. Raises StateUnavailable."""
+        """Query Redis, or every primary of a cluster, and return its health. Raises StateUnavailable if Redis fails."""
         nodes = await _info(self.client)
         worst = _fullest(nodes)
         fault = _fullness(worst)
@@ -90,7 +90,10 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis used more than `NEARLY_FULL` of its memory when last queried. Raises StateUnavailable."""
+        """Return whether Redis uses more than `NEARLY_FULL` of its memory, and log when that changes.
+
+        Redis is queried at most once in `MEMORY_INTERVAL` seconds. Raises StateUnavailable if the query fails.
+        """
         now = time.monotonic()
         if now - self._memory_checked_at >= MEMORY_INTERVAL:
             self._memory_checked_at = now  # before the query, so that concurrent requests use the last result
@@ -104,21 +107,21 @@ class State:
         return bool(self._memory_fault)
 
     async def check_keys(self, values: Sequence[str]) -> bool:
-        """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable.
+        """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable if Redis fails.
 
-        `values` are one-way hashes of the keys, beginning with the key that encrypts. The keys match if one of the values is
-        stored, or if no values are stored. The first value then replaces the stored values that are not among `values`, so keys
-        can be rotated in three steps: `old,new`, `new,old`, `new`.
+        `values` are one-way hashes of the keys, beginning with the key that encrypts. The keys match if one of `values` is
+        stored, or if no value is stored. Then the first value is stored, and stored values outside `values` are removed. Keys
+        can therefore be rotated in three steps: `old,new`, `new,old`, `new`.
         """
         return bool(await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values]))
 
     async def aclose(self) -> None:
-        """End all tasks and close every connection."""
+        """Stop all tasks and close every connection."""
         await self.end()
         await self.client.aclose()
 
     async def end(self) -> None:
-        """End all tasks without closing the client."""
+        """Stop all tasks without closing the client."""
         await self.writer.aclose()
         await self.wakeups.aclose()
 

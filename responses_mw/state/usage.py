@@ -50,7 +50,7 @@ class Rate:
 
 
 class Usage:
-    """The current usage of all owners. Every method except `renew` raises StateUnavailable.
+    """The current usage of all owners. Every method except `renew` raises StateUnavailable if Redis fails.
 
     Entries (open streams and background responses) expire unless they are renewed, so a lost replica leaves nothing behind.
     """
@@ -64,11 +64,11 @@ class Usage:
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
-        """Add the entry `name` for `seconds`, unless the owner has `maximum` other entries. Return whether the entry exists."""
+        """Add or extend the entry `name` for `seconds`. Return False if the owner already has `maximum` other entries."""
         return bool(await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)]))
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
-        """Extend the named entries of each owner to `seconds` from now, except entries whose server is unavailable."""
+        """Extend the named entries of each owner to `seconds` from now. Skip entries whose server is unavailable."""
         ms = int(seconds * 1000)
         calls: list[Call] = [([_key(owner, kind)], [ms, *some]) for owner, some in names.items()]
         await self._client.scripts(_RENEW, calls, contained=True)

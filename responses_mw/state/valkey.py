@@ -2,7 +2,7 @@
 
 The temporary directory `rmw-<user id>-<server's process id>` of a shared Valkey contains the socket, the log and these files:
 
-- `users`: each worker has a shared lock on this file until the worker ends.
+- `users`: each worker holds a shared lock on this file until the worker ends.
 - `start`: locked by a worker while it starts the keeper.
 - `keeper`: locked by `keeper.py` while Valkey runs.
 - `secret`: a random secret for `Sealer`, which all workers use.
@@ -38,9 +38,10 @@ _SETTINGS = {"port": "0", "unixsocketperm": "700", "save": "", "appendfsync": "a
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Start a Valkey process and yield a client for it. Raises EmbeddedFailed.
+    """Start a Valkey process and yield a client for it. Stop Valkey on exit.
 
-    On Linux, Valkey is killed when the calling thread ends, even if this process is killed.
+    On Linux, Valkey is killed when the calling thread ends, even if this process is killed. Raises EmbeddedFailed if Valkey
+    does not start, or if `data_dir` cannot be used.
     """
     # The path of a unix socket is limited to 107 bytes, so the socket cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
@@ -58,7 +59,7 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
     """Yield a client for the Valkey that the workers of one server share. Start Valkey if it is not running.
 
-    `group` is the server's process id. Raises EmbeddedFailed if Valkey cannot be started.
+    `group` is the server's process id. Raises EmbeddedFailed if Valkey does not start, or if a directory cannot be used.
     """
     with ExitStack() as stack:
         folder = await _join(group, stack)
@@ -118,7 +119,10 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
 
 @contextmanager
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Lock the directory until the context exits and the server that inherits the yielded descriptors has ended."""
+    """Lock the directory, and yield the descriptors that Valkey must inherit. The lock lasts until Valkey has ended.
+
+    If `data_dir` is None, nothing is locked. Raises EmbeddedFailed if another server uses the directory.
+    """
     if data_dir is None:
         yield ()
         return

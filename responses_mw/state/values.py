@@ -14,9 +14,11 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Options of stored state. Maximum sizes are in bytes of uncompressed JSON. Those of chains also apply to conversations.
+    """Options of stored state. Sizes are in bytes of uncompressed JSON.
 
-    recent_bytes   maximum memory for recently read chains in each process; 0 disables this cache
+    chain_bytes    maximum size of a history or conversation
+    chain_items    maximum number of items of a history or conversation
+    recent_bytes   maximum memory for recently read histories in each process; 0 disables this cache
     owner_bytes    storage quota of each owner; 0 disables the quota
     patience       maximum seconds that a write is retried while Redis is unavailable
     """
@@ -31,13 +33,12 @@ class StateOptions:
 
 
 class Pointer(NamedTuple):
-    """The segments that contain the history of a stored response.
+    """The segments that contain the history of a stored response. A segment is a list of turns in Redis.
 
     random    random part of the response's id
     segment   last segment of the history, which contains the response's turn
     length    number of turns of `segment` that belong to the history; the last one is the response's turn
-    path      earlier segments, starting at the root, with the number of turns of each that belong to the history
-              (`name:length,...`)
+    path      earlier segments from the root on, as `name:length,...`
     """
 
     random: str
@@ -47,13 +48,13 @@ class Pointer(NamedTuple):
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The history's segments, starting at the root, and how many turns of each segment belong to the history."""
+        """The name of each segment from the root on, and the number of its turns that belong to the history."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
 
 class Turn(NamedTuple):
-    """The input and output of one response. `owner` is the random part of its id. `size` is the size of the JSON in bytes."""
+    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON."""
 
     owner: str
     input: list[Item]
@@ -65,11 +66,11 @@ class Turn(NamedTuple):
 class Chain:
     """A history of `items` that a new response continues. The new response's id contains `tag`.
 
-    parent         the response that the new turn follows; None if the commit starts a new root
-    turns          the stored turns of the history, which are copied to a new root if the parent no longer exists
+    parent         the response that the new turn follows; None if the commit starts a new segment
+    turns          the stored turns of the history; if the parent no longer exists, the commit copies them to a new segment
     size           size of the items' JSON in bytes
-    conversation   id of the conversation that the new items are appended to by the commit
-    seen           the counter of the conversation's last item in the history
+    conversation   id of the conversation to which the commit appends the new items; None if there is none
+    seen           number of the conversation's last item in the history; the items are numbered from 1
     """
 
     tag: str
@@ -95,8 +96,8 @@ class Chain:
 class Stored:
     """A stored response: its complete `document`, and the `input` items of its own turn.
 
-    If `lost`, call `JobService.settle`, because the lease of the running background response has expired, or because the
-    place of the queued background response in the queue has not been checked recently.
+    If `lost` is true, call `JobService.settle`. The background response is running without a valid lease, or is waiting and has
+    not been checked recently.
     """
 
     document: dict[str, Any]
@@ -116,14 +117,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response that is leased to the holder of `token`. The output of `document` is in the log.
+    """A background response that a process has leased with `token`. The output so far is in the log, not in `document`.
 
     next_number     number of the next event in the log
     credential      the creator's encrypted credential; None after the credential has expired
     size            size of the request's JSON in bytes
-    retries         number of retries after errors of the upstream since the job last made progress
-    error           code and message of the upstream's last error
-    retry_seconds   time left for further retries
+    retries         number of retries after upstream errors since the job last made progress
+    error           code and message of the upstream's last error; None if there was none
+    retry_seconds   time left for further retries; 0 if `retries` is 0
     attempts        number of earlier attempts
     continuations   number of times that an interrupted answer was continued
     """
@@ -149,15 +150,15 @@ class Taken:
     """The result of `Jobs.take`. `verdict` is one of:
 
     run         the caller must run the job
-    lost        the caller must end the job, because it has no attempts left or no worker has resumed it for ten minutes
-    failed      the caller must end the job with its `error`, because the upstream was unavailable for too long
-    cancelled   the caller must end the job as cancelled
-    held        another worker holds the job for `left` more seconds
-    waiting     the job waits for a worker; if its place in the queue should be checked, `unseen` is its owner
+    lost        the caller must finalize the job, because it has no attempts left or no worker resumed it for ten minutes
+    failed      the caller must finalize the job with its `error`, because the upstream did not become available
+    cancelled   the caller must finalize the job as cancelled
+    held        another process has leased the job for `left` more seconds
+    waiting     the job waits for a worker; if the caller must check that it is in the queue, `unseen` is its owner
     done        the job has ended
     missing     the job does not exist, or belongs to another owner
 
-    The first four verdicts have a `job`, and the name of the `worker` that held the job before.
+    The first four verdicts have a `job`, and the name of the `worker` that had leased the job before, or "".
     """
 
     verdict: str
@@ -176,10 +177,10 @@ class Page:
 
 
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
-    """Return up to `limit` of the `items` between the ids `after` and `before`, in `order` (`asc` or `desc`).
+    """Return a page of the `items` between the ids `after` and `before`, in `order` (`asc` or `desc`).
 
-    `items` must be in ascending order. If the range has more than `limit` items, the page has its first items, or its last
-    items if only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
+    `items` must be in ascending order. The page has up to `limit` items. They are the first items of the range, or its last
+    ones if only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
     places = {item.get("id"): place for place, item in reversed(list(enumerate(listed)))}

@@ -1,8 +1,8 @@
 """Write stored objects: charge them to the owner's quota, retry failed writes, and undo writes that were given up.
 
-An object and its owner's account are in different slots of a cluster, so no script can change both. The object's size (of its
-uncompressed JSON, plus an overhead) is reserved before the object is written. The script that writes the object then reports
-the exact size. If the report is lost, the reservation stays until it expires.
+In a cluster, an object and its owner's account are in different slots, so no script can change both. Therefore, the object's
+size is reserved before the object is written. The script that writes the object then reports the exact size. If the report is
+lost, the reservation stays until it expires. A size is that of the uncompressed JSON, plus an overhead.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 
 
 class Quota:
-    """The accounts of stored bytes. Each owner may store up to `owner_bytes`. If it is 0, there are no accounts.
+    """The accounts of stored bytes. Each owner may store up to `owner_bytes`; 0 disables the quota.
 
-    If an account is unavailable, every write is admitted and counted in a metric.
+    If Redis cannot read an account, the write is admitted and counted in a metric.
     """
 
     def __init__(self, client: Client, owner_bytes: int) -> None:
@@ -50,19 +50,22 @@ class Quota:
         return self._maximum > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if storing a request of `size` bytes and its response would exceed the owner's quota."""
+        """Raise OverQuota if the owner's quota has no room for a request of `size` bytes and its response."""
         if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
             raise self._exceeded()
 
     async def reserve(self, write: Write) -> None:
-        """Reserve `write.size` bytes, unless the size is None. Raises OverQuota if the quota would be exceeded."""
+        """Reserve `write.size` bytes, unless the size is None. Raises OverQuota if the quota has no room for them."""
         if self.is_set and write.size is not None:
             maximum = self._final_maximum if write.is_admitted else self._maximum
             entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]
             await self._charge(write.owner, entry, maximum=maximum)
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int], name: str = "") -> None:
-        """Update the owner's account from a script's report (lua/lib.lua). `tag` is prepended to the names in the report."""
+        """Update the owner's account from a script's report (lua/lib.lua). `tag` is prepended to the names in the report.
+
+        If the report does not contain `name`, the reservation for `name` is removed.
+        """
         if not self.is_set or not (report or name):
             return
         if name and name.encode() not in report:
@@ -75,12 +78,18 @@ class Quota:
         await self._charge(owner, entries, when=int(when))
 
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
-        """Set the charge for a running response's event log to `size` bytes, for `ttl` milliseconds. Raises OverQuota."""
+        """Set the charge for a running response's event log to `size` bytes for `ttl` milliseconds.
+
+        Raises OverQuota if the charge exceeds the quota.
+        """
         if self.is_set:
             await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
 
     async def _charge(self, owner: str, entries: Sequence[Value] = (), *, when: int = 0, maximum: int = 0) -> int:
-        """Update the account (lua/account.lua). Return the owner's stored bytes, or 0 if the account is unavailable."""
+        """Update the account (lua/account.lua). Return the owner's stored bytes, or 0 if the account is unavailable.
+
+        Raises OverQuota if the update would exceed `maximum` bytes; 0 means no maximum.
+        """
         keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
         try:
             fits, used = await self._client.script(_ACCOUNT, keys, [maximum, when, *entries])
@@ -107,7 +116,7 @@ class Write(NamedTuple):
     size          bytes to reserve; None bypasses the quota
     ttl           time to live of the reservation in milliseconds
     is_admitted   whether the request has passed `Quota.check`
-    undo          the script that undoes the write, and its arguments; the script's keys are those of the write
+    undo          the script that undoes the write, and its arguments; its keys are those of the write; None if there is none
     """
 
     script: Script
@@ -125,8 +134,8 @@ class Write(NamedTuple):
 class Writer:
     """Writes objects, and undoes writes that were given up.
 
-    A Redis that stalled may still execute a command that it has read. So `undo` also sets a tombstone, which makes Redis refuse
-    the write.
+    Redis may execute a command after its client has given up. So `undo` also sets a tombstone, which makes the script refuse a
+    late write.
     """
 
     def __init__(self, client: Client, options: StateOptions) -> None:
@@ -139,7 +148,8 @@ class Writer:
     async def write(self, write: Write) -> bytes:
         """Reserve the object's bytes, run the script, update the account, and return the script's verdict.
 
-        Raises OverQuota or StateUnavailable. After a temporary failure, a write with `undo` is undone later.
+        Raises OverQuota if the quota has no room for the object, or StateUnavailable if Redis fails. After a temporary failure,
+        a write with `undo` is undone later.
         """
         await self.quota.reserve(write)
         try:
@@ -152,7 +162,7 @@ class Writer:
         return bytes(verdict)
 
     async def _run_persistently(self, write: Write) -> Any:
-        """Run the script, and repeat it after temporary errors until the script or Redis has failed for `patience` seconds."""
+        """Run the script. After a temporary error, repeat it until it or all of Redis has failed for `patience` seconds."""
         began, pause = time.monotonic(), 0.02
         while True:
             try:
@@ -168,7 +178,7 @@ class Writer:
         """Undo a write as soon as Redis answers."""
         if len(self._pending) >= MAX_PENDING:
             lost = self._pending.pop(next(iter(self._pending))).address
-            logger.warning("the write of %s%s cannot be undone: it was given up, but may be stored", lost.tag, lost.random)
+            logger.warning("too many writes wait to be undone: the failed write of %s%s may be stored", lost.tag, lost.random)
         self._pending[write.address] = write
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._undo_all())
@@ -200,5 +210,5 @@ class Writer:
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:
-    """Return the ids of the items that a write created, which contain the write's `random` part."""
+    """Return the ids that contain `random`: those of the items that the write created."""
     return [item["id"] for item in items if random in item["id"]]
