@@ -136,6 +136,17 @@ def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int]
     assert not halves.is_holding
 
 
+def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() -> None:
+    halves = SurrogateHalves()
+    assert halves.join(halves.decode(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}')) == []
+    others: list[dict[str, Any]] = [{"choices": [], "n": n} for n in range(100)]
+    released = [halves.join(other) for other in others]
+    first = next(at for at, chunks in enumerate(released) if chunks)
+    assert first < 30
+    assert released[first] == [{"choices": [{"delta": {"content": "a\ufffd"}}]}, *others[: first + 1]]
+    assert released[first + 1 :] == [[other] for other in others[first + 1 :]]
+
+
 def test_a_number_beside_a_half_is_one_that_can_be_encoded() -> None:
     decoded = SurrogateHalves().decode(b'{"x": "\\ud83d", "logprob": 123456789012345678901234567890, "n": -7}')
     assert orjson.dumps(decoded)

@@ -46,12 +46,14 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 # -- halves of characters ----------------------------------------------------------------------------------------------
 
+_MAX_HELD = 16  # maximum number of chunks that are held back
+
 
 class SurrogateHalves:
     """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. A
-    half without its other half becomes U+FFFD.
+    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives, but
+    not longer than for a few chunks without text. A half without its other half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -84,7 +86,7 @@ class SurrogateHalves:
             return [chunk]
         self._has_halves = False
         texts = [(place, holder, member) for place, holder, member in _growing_texts(chunk) if holder[member]]
-        if self._held and not texts:
+        if not texts and 0 < len(self._held) < _MAX_HELD:
             self._held.append(chunk)
             return []
         if self._held:
