@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import orjson
@@ -31,6 +31,8 @@ class ChatStream:
 
     Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
+
+    _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text may be returned as `Text`
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class ChatStream:
                 break
             if chunk is not None:
                 chunks += self._halves.join(chunk)
-                if not self._halves.is_holding:
+                if self._reads_texts and not self._halves.is_holding:
                     self._fast_path.learn(frame, chunk)
             self.done = self._is_last(chunk)
             if self.done or chunk is None:
@@ -298,6 +300,8 @@ class ResponsesStream(ChatStream):
 
     A whole document is returned as a terminal event. After a terminal event, `done` is true and nothing more is read.
     """
+
+    _reads_texts = False
 
     def _parsed(self, frame: bytes) -> dict[str, Any]:
         event = _json_object(frame, self._halves)
