@@ -72,7 +72,7 @@ class ChatStream:
         if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._first = await anext(self, [])
         else:
-            self._first = [self._whole(await self._read_all())]
+            self._first = [*self._halves.join(self._whole(await self._read_all())), *self._halves.flush()]
             self.done = self._is_over = True
         self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
 
@@ -85,9 +85,13 @@ class ChatStream:
             first, self._first = self._first, []
             return first
         while not self._is_over:
-            data = await self._read()
-            text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
-            chunks: list[Chunk | Text] = [text] if text else self._take(data)
+            try:
+                data = await self._read()
+                text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
+                chunks: list[Chunk | Text] = [text] if text else self._take(data)
+            except UpstreamError as fault:
+                self._fault, self._is_over = fault, True
+                chunks = [*self._halves.flush()]
             if chunks:
                 return chunks
         await self._end()

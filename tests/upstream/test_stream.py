@@ -9,6 +9,7 @@ import httpx
 import orjson
 import pytest
 
+from responses_mw.errors import UpstreamBrokeOff
 from responses_mw.upstream.stream import ChatStream, ResponsesStream
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,18 @@ async def read(stream: ChatStream, into: list[Any]) -> None:
         await stream.aclose()
 
 
+async def test_what_was_held_back_is_returned_before_the_error_of_the_connection() -> None:
+    text = rb'data: {"choices":[{"delta":{"content":"a\ud83d"}}]}'
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}'
+    got: list[Any] = []
+    with pytest.raises(UpstreamBrokeOff):
+        await read(opened(Answer(text + b"\n\n", end + b"\n\n", breaks_off=True)), got)
+    assert got == [
+        {"choices": [{"delta": {"content": "a\ufffd"}}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+    ]
+
+
 async def test_an_event_is_never_taken_for_a_chat_chunk() -> None:
     events = [{"type": "theirs", "choices": [{"delta": {"content": text}}]} for text in "abc"]
     end = {"type": "response.completed", "response": {}}
@@ -51,3 +64,18 @@ async def test_an_event_is_never_taken_for_a_chat_chunk() -> None:
         got: list[Any] = []
         await read(opened(Answer(*reads), ResponsesStream), got)
         assert got == [*events, end]
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (ChatStream, rb'{"choices":[{"message":{"content":"a\ud83d"}}],"delta":"a\ud83d"}'),
+        (ResponsesStream, rb'{"type":"response.completed","response":{},"delta":"a\ud83d"}'),
+    ],
+)
+async def test_a_whole_answer_has_no_halves_of_characters(kind: type[ChatStream], document: bytes) -> None:
+    got: list[Any] = []
+    stream = opened(Answer(document), kind, "application/json")
+    await read(stream, got)
+    assert got[0]["delta"] == "a\ufffd"
+    assert stream.done
