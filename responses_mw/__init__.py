@@ -11,7 +11,7 @@ __all__ = ["ResponsesMiddleware", "Settings", "create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used. The sandbox uses none, and importing them would take it 0.3 s."""
+    """Import an exported name when it is first used. The sandbox uses none of them, and so starts 0.3 s faster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(".settings" if name == "Settings" else ".app", __name__), name)

@@ -6,7 +6,7 @@ import gc
 def main() -> None:
     """Run the command line, and exempt its modules from garbage collection.
 
-    The modules are never freed. Traversing them during the import and at exit took 40 % of the CPU time of a short command.
+    Modules are never freed, so there is nothing to collect. Traversing them took 40 % of the CPU time of a short command.
     """
     gc.disable()
     from .cli import main as run

@@ -1,4 +1,4 @@
-"""Assembly of the application from the settings. Only this module chooses concrete classes, and opens and closes objects."""
+"""Build the application from the settings: choose the concrete classes, and open and close their objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .upstream.transports.asgi import ASGITransport
 logger = logging.getLogger(__name__)
 
 COMMIT_TIMEOUTS = 5
-"""Maximum time for retries of storing a finished response, as a multiple of `redis.timeout`."""
+"""Maximum time to retry storing a finished response, in multiples of `redis.timeout`."""
 
 IN_PROCESS = "http://localhost"
 """Base URL for calls to the wrapped application in this process."""
@@ -54,7 +54,7 @@ _DETECTION_TIMEOUT = 2.0
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return a `NetworkTransport` or, if httptools is not installed, httpx's transport, which uses three times the CPU time."""
+    """Return a `NetworkTransport`. Without httptools, return httpx's transport, which uses three times the CPU time."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -66,7 +66,10 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client for the server at `upstream.url` or, if no URL is set, for `app`. A given `transport` is closed on exit."""
+    """Open a client of the server at `upstream.url`. Without a URL, the upstream is `app`.
+
+    Detect the server's dialect. If the server does not answer yet, log a warning. A given `transport` is closed on exit.
+    """
     url = settings.upstream.url
     transport = transport or (network_transport() if url else ASGITransport(app))
     async with transport:
@@ -90,10 +93,10 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in Redis or, if `redis.url` is not set, in an embedded one. Yield None if no embedded one is installed.
+    """Open the state in Redis. Without `redis.url`, start an embedded Redis, or yield None if none is installed.
 
-    An unavailable Redis is used as soon as it is available. Raises `StartupError` if `redis.url` is invalid, or if Redis is
-    unsuitable or may evict data.
+    If Redis is not available yet, log a warning. Raises `StartupError` if `redis.url` is invalid, if the embedded Redis cannot
+    start, or if Redis is unsuitable, such as a replica. Also raises it if Redis may evict data without `redis.allow_eviction`.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -147,7 +150,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
 
 
 class Core(NamedTuple):
-    """The objects that a server or a worker needs to make responses."""
+    """The objects that a server or a worker needs to make responses. Without storage, `state` and `cache` are None."""
 
     upstream: Upstream
     state: State | None
@@ -158,7 +161,7 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `open_embeddings`."""
+    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `create_embeddings`."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
@@ -209,7 +212,7 @@ async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, s
 
 @asynccontextmanager
 async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
-    """Open a client of the embeddings server for a command, or yield None if no model or no URL is set.
+    """Open a client of the embeddings server for a command. Yield None if no embedding model or no URL is set.
 
     Raises `StartupError` if numpy is not installed.
     """
@@ -219,10 +222,10 @@ async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None
 
 
 def create_embeddings(transport: httpx.AsyncBaseTransport, settings: Settings) -> Embeddings | None:
-    """Return a client of the embeddings server, or None if no model is set.
+    """Return a client of the embeddings server, or None if `cache.embedding_model` is not set.
 
-    The server is the upstream, which gets the upstream's key or the caller's credential, or another server, which never gets
-    the caller's headers. Raises `StartupError` if numpy is not installed.
+    The server is the upstream unless `cache.embedding_url` is set. The upstream gets its API key or the caller's credential.
+    Another server never gets the caller's headers. Raises `StartupError` if numpy is not installed.
     """
     cache = settings.cache
     if not cache.embedding_model:
@@ -252,9 +255,10 @@ async def open_application(
 ) -> AsyncIterator[Application]:
     """Open the application that serves the Responses API in front of `app`.
 
-    If `app` is the upstream, background responses call `app` with the members of `scope`. The replica is not ready until
-    `is_listening` returns true. The caller starts the worker, because `app` may be the upstream and must start first.
-    Raises `StartupError`.
+    If `app` is the upstream, background responses call `app` with the members of `scope`. The readiness check fails until
+    `is_listening` returns true. The worker is not started yet, because `app` may be the upstream and must start first.
+
+    Raises the errors of `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
@@ -277,7 +281,7 @@ async def open_application(
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
-    """Create a worker for background responses. `core.state` must not be None."""
+    """Create a worker for background responses. `core.state` must not be None. `scope` is for an upstream in this process."""
     assert core.state is not None
     drain_timeout = settings.server.drain_timeout
     return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
@@ -294,11 +298,11 @@ def _around(routes: ASGIApp, settings: Settings) -> ASGIApp:
 
 
 class ResponsesMiddleware(Dispatcher):
-    """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes requests for all other paths to `app`.
+    """ASGI middleware that serves `/v1/responses` and `/v1/conversations`. Requests for other paths are passed to `app`.
 
-    The model is called at `settings.upstream.url` or, if no URL is set, at the Chat Completions API of `app`. By default,
-    `settings` are read from the environment, because `vllm serve --middleware` passes no settings. `transport` replaces the
-    default transport of the calls to the upstream, and is closed at shutdown.
+    The upstream is the server at `settings.upstream.url`. Without a URL, it is the Chat Completions API of `app`. A given
+    `transport` sends the requests to the upstream, and is closed at shutdown. If `settings` is None, as under
+    `vllm serve --middleware`, `Settings.from_environment` reads them and may raise its errors.
     """
 
     def __init__(
@@ -312,8 +316,8 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    By default, `settings` are read from the environment. Raises `ValueError` if `upstream.url` is not set, or `InvalidKeys` if
-    the API keys cannot be read.
+    If `settings` is None, they are read with `Settings.from_environment`, which may raise errors. Raises `ValueError` if
+    `upstream.url` is not set, and the errors of `APIKeys.of`.
     """
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:

@@ -1,11 +1,11 @@
-"""Authentication: API keys, owners, and the gate before side effects.
+"""Authentication: API keys, owners and gates.
 
-- An *API key* is issued by the operator of this server. Requests with a valid key are accepted.
+- An *API key* is issued by the operator of this server. If there are API keys, requests without a valid key are refused.
 - Every stored object has an *owner*. Callers with a different owner cannot see the object.
-- A *gate* is awaited before any side effect, such as calling a tool server, running code, embedding text, or writing to Redis.
-  The gate is a required argument of each function or class with side effects, so that none can omit the check. A request's
-  gate is `Upstream.verify` for its caller, which raises `Unauthorized` if the upstream refuses the caller, and `UpstreamError`
-  if the upstream does not give a clear answer.
+- A *gate* is a function that checks the caller. It is awaited before any side effect, such as a tool call or a write to Redis.
+  All functions and classes with side effects require a gate as an argument, so that none can omit the check. A request's gate
+  calls `Upstream.verify`, which raises `Unauthorized` if the upstream refuses the caller. It raises `UpstreamError` if the
+  upstream gives no clear answer.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
 """The header that names the owner of a container to the sandbox. Clients cannot set this header."""
 
 API_KEY = "responses_mw.api_key"
-"""The key in an ASGI scope that `APIKeyMiddleware` uses to store the name of an accepted API key."""
+"""The key in an ASGI scope under which `APIKeyMiddleware` stores the name of the request's API key."""
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 
 
 class InvalidKeys(StartupError, ValueError):
-    """The API keys cannot be read. The message quotes no line, because a line may contain a plain key."""
+    """The API keys are invalid or cannot be read. The message quotes no line, because a line may contain a plain key."""
 
 
 class APIKeys:
     """The names and hashes of the API keys.
 
-    Keys must be random and at least 32 characters long, because anyone who obtains the hashes can test guesses cheaply.
+    Issue random keys of at least 32 characters. Anyone who obtains the hashes can find shorter keys by guessing.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Parse lines of the form `name:sha256:<SHA-256 of the key in hexadecimal>`, empty lines and comments (`#`).
+        """Parse lines of the form `name:sha256:<SHA-256 of the key in hexadecimal>`. Skip empty lines and comments (`#`).
 
-        Lines with the same name belong to one owner, so that a key can be replaced. Raises `InvalidKeys` for other lines.
+        Lines with the same name belong to one owner, so that a key can be replaced. Raises `InvalidKeys` for a malformed line.
         """
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
@@ -65,7 +65,7 @@ class APIKeys:
     def of(cls, settings: AuthSettings) -> APIKeys | None:
         """Return the configured keys, or None if `auth.api_keys` is empty.
 
-        Raises `InvalidKeys` if a file cannot be read, a line is malformed, all lines are empty or comments, or
+        Raises `InvalidKeys` if a file cannot be read, a line is malformed, or no line contains a key. Also raises it if
         `auth.tenant_keys` contains an unknown name.
         """
         keys = cls(line for entry in settings.api_keys for line in _read_lines(entry))
@@ -80,7 +80,7 @@ class APIKeys:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """Return the name of the key in an `Authorization` header, or None if the key is unknown."""
+        """Return the name of the key in an `Authorization` header. Return None if its value is not `Bearer` and a known key."""
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
@@ -100,13 +100,14 @@ def _read_lines(entry: str) -> list[str]:
 
 
 def owner_in(scope: Any, settings: AuthSettings) -> str:
-    """Return the owner of the request with this ASGI `scope`.
+    """Return the owner of the request with this ASGI `scope`. The owner is a hash of the first of these that applies:
 
-    If `auth.tenant_header` is set, the owner is a hash of the tenant that a trusted gateway sends in this header. Otherwise, it
-    is a hash of the API key's name or, without API keys, of the credential. Without a credential, the owner is `ANONYMOUS`.
+    1. the tenant that a trusted gateway sends in `auth.tenant_header`, unless `auth.tenant_keys` excludes the request's API key
+    2. the name of the request's API key
+    3. the credential
 
-    Raises `BadRequest` if the tenant is missing, empty or sent more than once, or `Forbidden` if the request names a tenant
-    but its API key is not in `auth.tenant_keys`.
+    Without a credential, the owner is `ANONYMOUS`. Raises `BadRequest` if the tenant is missing, empty or sent more than once.
+    Raises `Forbidden` if the request names a tenant, but `auth.tenant_keys` excludes its API key.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
@@ -139,5 +140,5 @@ def _canonical(authorization: str) -> str:
 
 
 def container_owner(owner: str) -> str:
-    """Return a hash of `owner` for `CONTAINER_OWNER_HEADER`, because the sandbox need not know the owner."""
+    """Return a hash of `owner` for `CONTAINER_OWNER_HEADER`. The sandbox does not need to know the owner itself."""
     return _hash("container", owner)

@@ -1,11 +1,11 @@
-"""Encryption and signatures for data that leaves this process, for a client or for Redis.
+"""Encryption and signatures for data that is sent to clients or stored in Redis.
 
 - `seal` encrypts data with AES-256-GCM. The result, an envelope, is `rmw1.<key id>.<base64url of nonce and ciphertext>`.
 - `sign` authenticates readable data with HMAC-SHA256. A signature is `rmw1.<key id>.<base64url of the HMAC>`.
 
-The keys are derived from `auth.secret_keys`. Data is sealed and signed with the first key, and can be opened and verified with
-any key. To rotate a key, deploy `old,new` to every replica, then `new,old`. The purpose and the owner are associated data, so
-an envelope cannot be opened for another owner or purpose.
+The keys are derived from `auth.secret_keys`. The first key seals and signs. All keys open envelopes and verify signatures. To
+rotate a key, deploy `old,new` to every replica, then `new,old`. Envelopes and signatures are bound to an owner and a purpose,
+and are invalid for any other.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Sealer:
     """Encryption and signatures with keys that are derived from secrets."""
 
     def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
-        """`secret_keys` are secrets of at least 32 characters. The first one is used to seal and sign.
+        """Derive the keys from `secret_keys`. The first secret is used to seal and sign.
 
-        If `secret_keys` is empty, the only secret is `default`, which the processes of one server can share. If `default` is
-        not set either, a random secret is used.
+        If `secret_keys` is empty, log a warning and use `default`, which the processes of one server can share. If there is no
+        `default` either, use a random secret.
         """
         self.is_shared = bool(secret_keys)
         if not secret_keys:
-            logger.warning("auth.secret_keys is not set: sealed data cannot be opened by other servers or after a restart")
+            logger.warning("auth.secret_keys is not set: encrypted data cannot be read by other servers or after a restart")
             secret_keys = [default or secrets.token_hex(32)]
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))
@@ -68,7 +68,7 @@ class Sealer:
     def open(self, envelope: str, *, purpose: str, owner: str) -> bytes:
         """Return the data in `envelope`.
 
-        Raises `InvalidEnvelope` unless the data was sealed for the same `purpose` and `owner` with a known key.
+        Raises `InvalidEnvelope` if the envelope is damaged, its key is unknown, or its `purpose` or `owner` is a different one.
         """
         scheme, _, rest = envelope.partition(".")
         key_id, _, encoded = rest.partition(".")
@@ -86,7 +86,7 @@ class Sealer:
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Return whether `signature` was made with any of the keys for the same `data`, `purpose` and `owner`."""
+        """Return whether `signature` is valid for `data`, `purpose` and `owner`. Any of the keys may have made it."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False

@@ -31,9 +31,10 @@ class StartupError(RuntimeError):
 
 
 class APIError(Exception):
-    """An error with an HTTP `status`, response `headers`, and the members of OpenAI's error object.
+    """An error that the caller receives: an HTTP `status`, response `headers`, and the members of OpenAI's error object.
 
-    `param` is the path of the invalid value in the request, such as `input[3].content[0].type`.
+    `param` is the path of the invalid value in the request, such as `input[3].content[0].type`. If `code` is None, the class's
+    `default_code` is used.
     """
 
     status: int = 500
@@ -41,7 +42,7 @@ class APIError(Exception):
     default_code: ClassVar[str | None] = None
     default_headers: ClassVar[Mapping[str, str]] = {}
     upstream_status: int | None = None
-    """The upstream's HTTP status, or the status in its stream, if the upstream caused the error."""
+    """The status that the upstream sent, in its HTTP response or within a stream. None if it sent none."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, headers: dict[str, str] | None = None
@@ -109,7 +110,7 @@ class UpgradeRequired(_RequestError):
 
 
 class RateLimited(APIError):
-    """The owner is over a limit. `retry_after` is in seconds."""
+    """The owner is over a limit. `retry_after` is the number of seconds in the header `Retry-After`."""
 
     status = 429
     type = "requests"
@@ -120,7 +121,7 @@ class RateLimited(APIError):
 
 
 class Unavailable(APIError):
-    """A service that the request needs is temporarily unavailable. `retry_after` is in seconds."""
+    """A service that the request needs is temporarily unavailable. `retry_after` is the number of seconds in `Retry-After`."""
 
     status = 503
     default_code = "service_unavailable"
@@ -137,8 +138,8 @@ class WorkerLost(APIError):
 class UpstreamError(APIError):
     """An error of the upstream. `status` is the HTTP status that the caller receives.
 
-    `is_overload` means that the upstream did not process the request and may accept it later, because it answered with 429, 502
-    or 503, or could not be reached. `retry_after` is the delay in seconds that the upstream asked for, or None.
+    If `is_overload` is true, the upstream has not processed the request and may accept it later. For example, it answered
+    with 503, or was unreachable. `retry_after` is the delay in seconds that the upstream asked for, or None if it asked for none.
     """
 
     def __init__(

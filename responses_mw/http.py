@@ -22,11 +22,11 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not define unambiguously where the body ends. The error's message is a clause without a full stop."""
+    """The headers do not say clearly where the body ends. The message is a clause without a full stop."""
 
 
 class BodyFraming(NamedTuple):
-    """The framing of a message: a body of `length` bytes, or a `chunked` body, or no body."""
+    """How a message announces its body: by its `length` in bytes, or as `chunked`. Otherwise, `length` is None."""
 
     length: int | None
     chunked: bool
@@ -51,10 +51,10 @@ def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
 
 
 def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise `MethodNotAllowed` for a CONNECT, and `BadRequest` for an upgrade request that is not a GET without a body.
+    """Refuse CONNECT, and upgrade requests other than a GET without a body. The names in `headers` must be in lower case.
 
-    The names in `headers` must be in lower case. The error response closes the connection, because servers based on httptools
-    could parse the body of an upgrade request as another request.
+    Raises `MethodNotAllowed` for CONNECT, otherwise `BadRequest`. Both close the connection, because servers based on httptools
+    may parse the body of an upgrade request as another request.
     """
     if method == "CONNECT":
         raise MethodNotAllowed("CONNECT is not supported.", headers={"allow": "GET, HEAD, OPTIONS, POST", **_CLOSE})
@@ -81,7 +81,7 @@ def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) ->
 
 
 class BodyRefused(Exception):
-    """A response body is compressed or too large. The error's message is an object for "The server sent"."""
+    """A response body is compressed or too large. The message completes the sentence "The server sent ..."."""
 
 
 def check_uncompressed(response: httpx.Response) -> None:

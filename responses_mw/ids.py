@@ -2,7 +2,9 @@
 
     resp_<tag><random>          a response; all responses of a history have the same tag, hence the same Redis Cluster slot
     conv_<tag>                  a conversation
-    msg_<tag><random><n>        the n-th item of the response resp_<tag><random>; its input items come first
+    msg_<tag><random><n>        item `n` of the response resp_<tag><random>, counted from 0; its input items come first
+
+An item that is added to a conversation directly has the conversation's tag, and the random part of the request that added it.
 
 The tag and the random part have at least 128 bits of entropy each, so that ids cannot be guessed. They consist of lower-case
 letters and digits, because the tag is part of key names.
@@ -40,7 +42,7 @@ class RunIds:
     __slots__ = ("_count", "_stem", "response")
 
     def __init__(self, tag: str | None = None, *, response: str | None = None, used: int = 0) -> None:
-        """`tag` is the tag of the parent response or of the conversation. By default, a new tag is generated.
+        """`tag` is the tag of the history or conversation that the run continues. If it is None, a new tag is generated.
 
         To resume a run, pass the id of its `response` and the number of item ids that have been `used`.
         """

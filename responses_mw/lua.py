@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """A Lua script. `name` is used in spans; `sha` is the SHA-1 hash of `text`, which EVALSHA takes."""
+    """A Lua script. `name` is used in spans. EVALSHA selects the script by `sha`, the SHA-1 hash of `text`."""
 
     name: str
     text: str

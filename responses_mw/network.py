@@ -30,7 +30,7 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return the address family of a socket that listens on `host`, which is an IP address or a name."""
+    """Return the address family for a socket that listens on `host`. A host name is treated like an IPv4 address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
@@ -41,9 +41,9 @@ def system_tls() -> ssl.SSLContext:
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return a clause that says why a connection failed, from `error`, its causes and its context, or "" if they do not say.
+    """Return a clause that says why a connection failed, or "" if the reason is unknown.
 
-    The clause never contains the server's name, because callers of the API may see the clause.
+    Search `error`, its causes and its context. The clause may be sent to clients, so it never contains the server's name.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -40,7 +40,7 @@ def _executor() -> ThreadPoolExecutor:
 
 @asynccontextmanager
 async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run each coroutine in a task until the context exits. Exceptions of the tasks are discarded."""
+    """Run each coroutine in a task. On exit, cancel the tasks. Exceptions of the tasks are discarded."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
