@@ -138,8 +138,8 @@ class WorkerLost(APIError):
 class UpstreamError(APIError):
     """An error of the upstream. `status` is the HTTP status that the caller receives.
 
-    If `is_overload` is true, the upstream has not processed the request and may accept it later. For example, it answered
-    with 503, or was unreachable. `retry_after` is the delay in seconds that the upstream asked for, or None if it asked for none.
+    If `is_overload` is true, the upstream has not processed the request and may accept it later. For example, it answered with
+    503, or was unreachable. `retry_after` is the delay in seconds that the upstream asked for, or None if it asked for none.
     """
 
     def __init__(

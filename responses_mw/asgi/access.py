@@ -32,9 +32,9 @@ _COUNTED: dict[Kind, tuple[str, float, int]] = {
     "streams": ("open streams", _STREAM_EXPIRY, 1),
     "background": ("unfinished background responses", 3600.0, 5),
 }
-"""Maps kinds of entries to the name in error messages, the time to live in seconds, and the delay of a retry in seconds."""
+"""For each kind of entry: its name in error messages, its lifetime, and the `Retry-After` of a refusal. Both are in seconds."""
 _STREAM = "responses_mw.stream"
-"""The key of the owner and the name of a counted stream in an ASGI scope."""
+"""The key in an ASGI scope under which the owner and the name of a counted stream are stored."""
 _REFUSAL = ErrorResponse(
     Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )
@@ -43,11 +43,12 @@ _REFUSAL = ErrorResponse(
 class APIKeyMiddleware:
     """ASGI middleware that refuses requests without a valid API key.
 
-    The API key is removed from the request, so that it is never sent to the upstream. Its name is added to the ASGI scope.
+    The API key is removed from the request, so that it is never sent to the upstream. Its name is added to the ASGI scope under
+    `API_KEY`.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """`upstream_key` replaces the API key in the request's headers. It is needed if `app` forwards all headers."""
+        """If `upstream_key` is set, it replaces the API key in the request. An `app` that forwards all headers needs it."""
         self._app = app
         self._keys = keys
         self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
@@ -67,19 +68,20 @@ class APIKeyMiddleware:
 
 
 class Origins:
-    """The web pages whose requests with side effects are accepted.
+    """Protection against requests that foreign web pages make browsers send.
 
-    Any web page can make a browser send a POST request to any address, which matters if the upstream requires no credential.
-    A request is accepted if it has neither `Origin` nor `Sec-Fetch-Site`, if it comes from a page of this server's host, or if
-    the page's origin is in `allowed`. There is no protection against DNS rebinding.
+    Any web page can make a browser send a POST request to this server. This is dangerous if the upstream requires no
+    credential. Requests from pages of this server's host and from the `allowed` origins are accepted. Requests with neither
+    `Origin` nor `Sec-Fetch-Site` are accepted too, because they do not come from a browser. There is no protection against DNS
+    rebinding.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:
-        """`allowed` are origins such as `https://example.com` or `null` (sandboxed frames, local files), or `*` for all."""
+        """`allowed` are origins such as `https://example.com`. `null` allows sandboxed frames and local files, `*` any page."""
         self._allowed = frozenset(allowed)
 
     def check(self, headers: Headers) -> None:
-        """Raise `Forbidden` if the request with these `headers` is from a page whose origin is not allowed."""
+        """Raise `Forbidden` if the `headers` show that the request comes from a web page that is not allowed."""
         site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
         # A page cannot set Sec-Fetch-Site, which stays correct behind a proxy that rewrites Host.
         if not (site or origins) or "*" in self._allowed or site == "same-origin":
@@ -106,8 +108,8 @@ class RateLimits:
     The counts are in Redis, so that a limit applies to all replicas together. If Redis is unavailable, requests are accepted
     without checks. If `usage` is None, nothing is limited.
 
-    `request`, `stream` and `background` await `verify`, the caller's gate, before anything is counted. These methods raise
-    `RateLimited` if the caller's owner is over a limit, and the errors of `verify`.
+    If a limit is set, `request`, `stream` and `background` first await `verify`, which checks the caller's credential. They
+    raise its errors, and `RateLimited` if the owner is over the limit.
     """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings, verify: Callable[[Caller], Awaitable[None]]) -> None:
@@ -147,13 +149,13 @@ class RateLimits:
             add_headers(scope, headers)
 
     async def stream(self, scope: Scope, caller: Caller) -> None:
-        """Count a stream as open until `end_stream` is called with the same `scope`. Raises `RateLimited`."""
+        """Count a stream as open until `end_stream` is called. Raises `RateLimited` if the owner has too many open streams."""
         if self._maximums["streams"] and await self._enter("streams", caller, name := random_part()):
             scope[_STREAM] = caller.owner, name
             self._open[caller.owner].add(name)
 
     async def end_stream(self, scope: Scope) -> None:
-        """Remove the stream of the request with this `scope`, if it was counted, from the owner's open streams."""
+        """Stop counting the stream with this `scope` as open. If it was not counted, do nothing."""
         if _STREAM in scope:
             owner, name = scope[_STREAM]
             self._open[owner].discard(name)
@@ -163,9 +165,9 @@ class RateLimits:
 
     @asynccontextmanager
     async def background(self, response_id: str, caller: Caller) -> AsyncIterator[None]:
-        """Count the background response that the `with` block creates against the owner's limit. Raises `RateLimited`.
+        """Count the background response that the `with` block creates. Raises `RateLimited` if the owner has too many.
 
-        It is counted until it ends, for at most 1 h. If the block raises an exception, it is no longer counted.
+        The response is counted until it ends, for at most 1 h. If the block raises an exception, it is no longer counted.
         """
         is_counted = await self._enter("background", caller, response_id)
         try:
@@ -176,7 +178,7 @@ class RateLimits:
             raise
 
     async def _enter(self, kind: Kind, caller: Caller, name: str) -> bool:
-        """Add an entry to Redis, and return whether it was added. It is not added without a limit or without Redis."""
+        """Add an entry and return true. Without a limit or Redis, return false. Raises `RateLimited` if there are too many."""
         maximum = self._maximums[kind]
         if not maximum or self._usage is None:
             return False

@@ -1,4 +1,4 @@
-"""The admin port, which serves `/livez`, `/readyz`, `/metrics` and `/usage`, and periodic measurements.
+"""The admin port (`/livez`, `/readyz`, `/metrics` and `/usage`), and periodic measurements.
 
 The admin port requires no credential, so its responses never contain text from requests.
 """
@@ -59,7 +59,7 @@ class Admin:
     """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` maps names to readiness checks. `state` provides the usage of owners, if the server has stored state."""
+        """`checks` maps names to readiness checks. `state` provides the owners' usage. If None, `/usage` responds with 404."""
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()
@@ -105,7 +105,7 @@ class Admin:
         return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
     async def _ready(self, query: list[tuple[str, str]]) -> Response:
-        """Run all checks. Respond with a 503, so that load balancers skip the replica, if a required check fails."""
+        """Run all checks. If a required check fails, respond with a 503, so that load balancers skip this replica."""
         required = {name for _, value in query for name in value.split(",")}
         if any(name != "require" for name, _ in query) or not required <= self._checks.keys():
             return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
@@ -139,10 +139,11 @@ def checks(
     drain: Drain | None = None,
     is_listening: Callable[[], bool] = lambda: True,
 ) -> dict[str, Check]:
-    """Return the checks of the upstream, `redis`, the `worker` and the HTTP `server`.
+    """Return the readiness checks by name: `upstream`, `redis`, `worker` and `server`.
 
-    A check is omitted if `state`, `is_working` or `drain` is None. `is_working` returns whether the worker is claiming jobs,
-    and `is_listening` whether the HTTP server accepts connections.
+    If `state` is None, `redis` is omitted. If `is_working` is None, `worker` is omitted. If `drain` is None, `server` is
+    omitted. `is_working` returns whether the worker is claiming jobs. `is_listening` returns whether the HTTP server accepts
+    connections.
     """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
@@ -181,7 +182,10 @@ async def _check_state(state: State) -> Finding:
 
 
 def monitoring(state: State | None, check_upstream: Check | None) -> AbstractAsyncContextManager[None]:
-    """Record metrics of the queue, Redis's memory, the upstream and the event loop periodically until the context exits."""
+    """Record metrics of the event loop, the queue, Redis and the upstream periodically until the context exits.
+
+    If `state` is None, the queue and Redis are not measured. If `check_upstream` is None, the upstream is not measured.
+    """
     measuring = [_measure_lag()]
     if state is not None:
         measuring.append(_measure_state(state))
@@ -209,7 +213,7 @@ async def _measure_upstream(check: Check) -> None:
 
 
 async def _measure_lag() -> None:
-    """Record how late a timer fires, because every other task of this process is delayed by the same time."""
+    """Record how late a timer fires. All other tasks of this process are delayed by the same time."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL
@@ -222,9 +226,10 @@ async def _measure_lag() -> None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port, if it is configured, and record periodic metrics, if they are exported, until the context exits.
+    """Serve the admin port and record periodic metrics until the context exits.
 
-    Raises `StartupError` if the port cannot be opened.
+    If `settings.admin_port` is 0, no port is opened, and metrics are recorded only if OpenTelemetry exports them. Raises
+    `StartupError` if the port cannot be opened.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
@@ -236,7 +241,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port, or return None if another process of the same server has opened the port. Raises `StartupError`."""
+    """Open the port, or return None if another process of this server has opened it. Other failures raise `StartupError`."""
     # Each process that shares its metrics can serve the metrics of all processes, so these processes also share the port.
     shares = server_group() is not None and is_shared()
     try:

@@ -98,7 +98,7 @@ async def _verified(context: EndpointContext, request: Request) -> tuple[State, 
 
 
 async def _items(value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
-    """Return the items in `value`, the member `items` of a body of `size` bytes, with ids from `made`."""
+    """Parse the member `items` of a body of `size` bytes. Resolve references, and take the ids of new items from `made`."""
 
     def parsed() -> list[Item]:
         check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
@@ -110,7 +110,10 @@ async def _items(value: Any, size: int, made: RunIds, state: State, owner: str) 
 async def _body(
     context: EndpointContext, request: Request, *names: str, required: str | None = None
 ) -> tuple[dict[str, Any], int]:
-    """Return the members that are not null, and the body's size. Only `names` are accepted. `required` may be null."""
+    """Return the body's members that are not null, and its size in bytes.
+
+    Raises `BadRequest` if a member is not in `names`, or if `required` is missing. `required` may be null.
+    """
     sent, size = await context.reader.read(request, lambda body, size: (body, size))
     body = checks.mapping(sent, "body")
     for name in body.keys() - names:

@@ -1,4 +1,4 @@
-"""HTTP responses: JSON, errors, and the events of a run, which is cancelled if the client disconnects."""
+"""HTTP responses: JSON, errors, and the events of a run. If the client disconnects, a foreground run is cancelled."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Run = AsyncGenerator[Any, None]
 """Batches of events, from a run or from the log of a background response."""
 
 KEEP_ALIVE_INTERVAL = 15.0
-"""Number of seconds without events before a comment or a `keepalive` event is sent."""
+"""Seconds between two checks of a stream. If nothing was sent in between, a comment or a `keepalive` event is sent."""
 
 BODY_WRITER = "responses_mw.body_writer"
-"""The key in a request's scope that the standalone server uses to store a `BodyWriter`.
+"""The key in a request's scope under which the standalone server stores a `BodyWriter`.
 
-Outer middlewares cannot see or change what is written through the writer. `responses-mw serve` has no such middlewares.
+Middleware around the application cannot see or change what the writer sends. In `responses-mw serve`, no middleware needs to.
 """
 
 _STREAM_HEADERS = [
@@ -58,11 +58,11 @@ class JSONResponse(responses.JSONResponse):
 class ErrorResponse(JSONResponse):
     """An error in OpenAI's format, as the response to an HTTP request or to a WebSocket upgrade.
 
-    If the ASGI server does not support the extension `websocket.http.response`, a refused upgrade gets a 403 without a body.
+    Some ASGI servers do not support the extension `websocket.http.response`. They refuse an upgrade with a 403 without a body.
     """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """`cause` is logged in place of `error` if the message of `cause` must not be sent to the client."""
+        """`cause` is logged instead of `error`. Set it if its message must not be sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = cause or error
 
@@ -83,9 +83,9 @@ class ErrorResponse(JSONResponse):
 
 
 def error_response(error: Exception) -> ErrorResponse | None:
-    """Return the response to a request that failed with `error`, or None if the client has disconnected.
+    """Return the response to a request that failed with `error`. Return None if `error` is a `ClientDisconnect`.
 
-    An unexpected exception is logged and becomes a 500.
+    An exception other than `APIError` is logged, and its response is a 500.
     """
     if isinstance(error, APIError):
         return ErrorResponse(error)
@@ -154,9 +154,9 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """A stream of the run's events as server-sent events. Each batch is sent as one ASGI message, so no event is split.
+    """The events of a run as server-sent events. Each batch is sent as one ASGI message, so no event is split.
 
-    Events in the run's `outlet` are written to the connection directly. It requires the scope to have a `BODY_WRITER`.
+    Events that the run passes to `outlet` are written directly to the connection. This requires a `BODY_WRITER` in the scope.
     """
 
     def __init__(self, run: Run, settings: ServerSettings, outlet: Outlet | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Idempotent creates. A request that repeats an `Idempotency-Key` gets the response to the first request with the key.
+"""Idempotent creation of responses. A request that repeats an `Idempotency-Key` gets the response to the first request.
 
 The header is defined by draft-ietf-httpapi-idempotency-key-header.
 """
@@ -39,7 +39,7 @@ _KEY = re.compile(r"[!-~]{1,255}")
 _KEPT = 24 * 60 * 60
 """Number of seconds that a key is stored after its response was created."""
 _LEASE = 30.0
-"""Number of seconds that a key is reserved. The lease is renewed while the request runs. A lost replica soon frees its keys."""
+"""Seconds that a key is reserved. The reservation is renewed while the request runs. It expires if the replica is lost."""
 RENEWAL_INTERVAL = _LEASE / 3
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 """Initial and maximum number of seconds between two checks whether the other request has ended."""
@@ -48,7 +48,7 @@ _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 async def once(
     headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the guard against running a request twice, or None if `headers` contain no `Idempotency-Key`.
+    """Return a guard that prevents the request from running twice, or None if `headers` contain no `Idempotency-Key`.
 
     `body` is the decoded body of the request.
 
@@ -72,7 +72,7 @@ class OnceOnly:
     """Guard that prevents a request with an idempotency key from running twice. It reserves the key in Redis."""
 
     def __init__(self, state: State, owner: str, key: str, request: bytes, gate: Gate) -> None:
-        """`request` is the body of the request. Requests with the same key must have the same body."""
+        """`request` is the body of the request as sorted JSON. Requests with the same key must have the same body."""
         self._state = state
         self._owner = owner
         self._gate = gate
@@ -83,10 +83,10 @@ class OnceOnly:
         self._may_exist = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
-        """Return the response that has been created with the key, or reserve the key and return None.
+        """Return the response that was created with the key. If there is none, reserve the key and return None.
 
-        While another request is creating the response, wait if `wait` is true, otherwise raise `Conflict`. Raises `BadRequest`
-        if the key was used with another body, `Missing` if the response has been deleted, and the errors of the gate.
+        If another request is creating the response, wait for it or, if `wait` is false, raise `Conflict`. Raises `BadRequest`
+        if the key was used with another body, and `Missing` if the response was deleted. Also raises the errors of the gate.
         """
         await self._gate()
         pause = _MIN_PAUSE
@@ -112,7 +112,7 @@ class OnceOnly:
     async def _reserve(self) -> tuple[str, str | None]:
         """Reserve the key for `_LEASE` seconds, unless another request has reserved the key. Repeating the call is safe.
 
-        Return a verdict, and the id of the other request's response if the id is known. The verdict is one of:
+        Return a verdict and the id of the other request's response. The id is None if it is not known. The verdict is one of:
 
         reserved    the caller must run the request
         running     another request with the key is running
@@ -126,9 +126,9 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events in `batches`. If a response has been created with the key, yield its events instead.
+        """Yield the events of the run `batches`. If the key already has a response, yield that response's events instead.
 
-        Raises the errors of `earlier`.
+        If `open_reasoning` is true, its reasoning events have the names of Open Responses. Raises the errors of `earlier`.
         """
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
@@ -162,14 +162,14 @@ class OnceOnly:
                 raise
 
     async def name(self, response_id: str) -> None:
-        """Record the id of a background response before its creation. Raises `Conflict` if the key has been lost."""
+        """Record the id of a background response before its creation. Raises `Conflict` if the reservation has expired."""
         if not await self._update(_LEASE, response_id):
-            message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
+            message = f"The reservation of this '{HEADER}' expired, because the request took too long. Repeat the request."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
         self._may_exist = True
 
     async def complete(self, response_id: str) -> None:
-        """Record that the response is complete, so that repeated requests get this response."""
+        """Record that the response is complete. Repeated requests then get it. If Redis is unavailable, log a warning."""
         self._may_exist = True
         try:
             await self._update(_KEPT, response_id, done="1")
@@ -192,6 +192,6 @@ class OnceOnly:
                 logger.debug("could not renew the lease of an idempotency key: %s", error.message)
 
     async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:
-        """Store the key for `seconds`, or delete the key if `seconds` is 0. Return False if its lease has expired."""
+        """Store the key for `seconds`, or delete it if `seconds` is 0. Return false if the reservation has expired."""
         args: Args = [self._token, int(seconds * 1000), response_id, done]
         return bool(await self._state.client.script(_UPDATE, [self._name], args))

@@ -1,6 +1,6 @@
 """The standalone server: uvicorn with a graceful shutdown, and with fixes for three weaknesses of its protocol classes.
 
-- httptools skips the body of an upgrade request. uvicorn would parse a body that arrives in a later segment as another request,
+- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request,
   which no proxy in front of the server has checked. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 12.0
-"""Seconds after the drain to store and send failed responses. Storing takes up to 10 s if Redis is unavailable."""
+"""Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains before it exits.
+    """A uvicorn server that lets requests in progress finish before it exits.
 
-    After the first signal, requests in progress have `drain_timeout` seconds to finish. Then the remaining responses fail, and
-    proxied streams are closed. A second signal ends the drain immediately. A third signal ends the process.
+    After the first signal, requests have `drain_timeout` seconds to finish. Then the remaining responses fail, and the
+    connections of proxied responses are closed. A second signal skips the wait. A third signal kills the process.
 
-    `config.timeout_graceful_shutdown`, after which uvicorn cancels requests, must be `drain_timeout + END_TIMEOUT`.
+    uvicorn cancels requests after `config.timeout_graceful_shutdown` seconds. Set it to `drain_timeout + END_TIMEOUT`.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if in_progress := self._in_progress():
             seconds = f"{self._drain_timeout:g} s"
-            logger.info("stopping: waiting up to %s for %s; a second signal ends them now", seconds, in_progress)
+            logger.info("stopping: waiting up to %s for %s; a second signal stops them now", seconds, in_progress)
         self._app.stop()
         draining = asyncio.create_task(self._drain())
         await super().shutdown(sockets)
@@ -93,7 +93,7 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(self._drain_timeout):
                 await self._hurry.wait()
         if in_progress := self._in_progress():
-            logger.warning("stopping now: %s did not end in time", in_progress)
+            logger.warning("stopping now: %s did not finish in time", in_progress)
         for connection in list(self.server_state.connections):
             scope = connection.answered if isinstance(connection, HTTPProtocol) else None
             if scope is not None and self._app.our_path(scope) is None:
@@ -107,7 +107,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class BodyWriter:
-    """Writes to the chunked body of a response that has started, like `send`, but without a coroutine."""
+    """Writes to the chunked body of a response that has started. Unlike `send`, it needs no coroutine."""
 
     __slots__ = ("_flow", "_transport")
 
@@ -116,7 +116,7 @@ class BodyWriter:
         self._flow = flow
 
     def is_ready(self) -> bool:
-        """Return whether `send` would not block, and the client is connected."""
+        """Return whether the client is connected and its connection accepts data without waiting."""
         return not (self._flow.write_paused or self._transport.is_closing())
 
     def write(self, data: bytes) -> None:
@@ -128,7 +128,7 @@ class HTTPProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with checks of upgrade requests.
 
     An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
-    connection is closed after the response. The response to an invalid request is a 400 in OpenAI's format.
+    connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None
@@ -157,14 +157,14 @@ class HTTPProtocol(HttpToolsProtocol):
 
     @property
     def answered(self) -> dict[str, Any] | None:
-        """The scope of the request whose response has started but not ended, or None if no response is being sent."""
+        """The scope of the request whose response is being sent, or None if no response is being sent."""
         return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
-        """Send a 400 and close the connection.
+        """Refuse invalid data with a 400, and close the connection.
 
-        While an earlier response is in progress, no 400 is sent, and the connection is closed after that response. If the body
-        of the request in progress is incomplete, the connection is closed immediately.
+        If an earlier request is unanswered or a response has started, send no 400. Close the connection after the response, or
+        immediately if the invalid data is in a body.
         """
         cycle = self.cycle
         is_unanswered = not self._is_idle() and cycle.more_body and not cycle.response_started and not self.pipeline
@@ -190,7 +190,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol with a limit on the total size of incomplete messages, which all connections share."""
+    """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
+
+    A connection that exceeds the limit is closed with the code 1013.
+    """
 
     inbound: ClassVar[Inbound]
 

@@ -90,11 +90,11 @@ def test_a_server_that_stops_says_what_it_waits_for(
         while not answer.asked.is_set():
             assert not asked.done()
         server.process.send_signal(number)
-        server.wait_for(r"stopping: waiting up to 600 s for 1 request; a second signal ends them now\n")
+        server.wait_for(r"stopping: waiting up to 600 s for 1 request; a second signal stops them now\n")
         go.set()
         assert '"lo"' in asked.result().text
     assert server.process.wait(PATIENCE) == 0
-    assert "did not end in time" not in server.output
+    assert "did not finish in time" not in server.output
 
 
 def test_an_idle_server_stops_without_a_word(launch: Launch, redis_url: str) -> None:
