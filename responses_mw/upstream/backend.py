@@ -56,7 +56,7 @@ class TurnRequest:
     number: int = 1
     """Number of turns begun: 1 during the first turn, 0 before it."""
     is_last: bool = False
-    """Whether this is the last turn. No server-side function is offered in it."""
+    """Whether this is the last turn. If so, no server-side function is offered."""
     messages: ResponseMessages | None = None
     """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
     prefill: Prefill | None = None
@@ -83,7 +83,7 @@ class OpenTurn:
     span: TurnSpan
 
     async def aclose(self) -> None:
-        """End the span, and close the stream of the answer."""
+        """Close the span, and the stream of the answer."""
         self.span.close()
         await self.stream.aclose()
 
@@ -110,11 +110,11 @@ class Backend(ABC):
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Return a recorder of `input_messages` and `output_messages`, or None if not requested or added by the upstream."""
+        """Return a recorder of `input_messages` and `output_messages`. None means that this server does not add them."""
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
-        """Return the functions that `request` and the tools found in `items` offer to the model."""
+        """Return the functions for the tools of `request` and for the tools in `items`. `size` is as in `TurnRequest`."""
 
     @abstractmethod
     def items(self, turn: TurnRequest) -> list[Item]:
@@ -125,30 +125,36 @@ class Backend(ABC):
 
     @abstractmethod
     async def begin(self, turn: TurnRequest) -> OpenTurn:
-        """Send the turn, and return it once its answer has begun. Raises `APIError`."""
+        """Send the turn, and return it once its answer has begun.
+
+        Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `Upstream.open`.
+        """
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return the interrupted text of `turn`, for the upstream to continue, or None if it cannot be continued.
+        """Return the interrupted text of `turn`, or None if the upstream cannot continue it.
 
-        `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a check fails.
+        `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a request to the upstream fails.
         """
         return None
 
     async def continues(self, turn: TurnRequest) -> bool:
-        """Return whether the upstream would continue interrupted text of `turn`. Raises `APIError` if a check fails."""
+        """Return whether the upstream can continue interrupted text of `turn`. Raises `APIError` if a request to it fails."""
         return False
 
     @abstractmethod
     async def count(self, turn: TurnRequest) -> int:
-        """Return the number of input tokens of the turn. Raises `APIError`."""
+        """Return the number of input tokens of the turn. Raises `APIError` if the tokens cannot be counted."""
 
     @abstractmethod
     async def check(self, turn: TurnRequest) -> None:
-        """Raise `BadRequest` if the upstream's API cannot express the turn, or `UpstreamError` if the dialect is unknown."""
+        """Raise `BadRequest` if the upstream's API cannot express the turn. Raise `UpstreamError` if the dialect is unknown."""
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
-        """Return whether the turn would have more than `tokens` input tokens if the model saw `items`. Raises `APIError`."""
+        """Return whether the turn has more than `tokens` input tokens if the model sees `items`.
+
+        Raises `APIError` if the tokens cannot be counted.
+        """
 
     async def _open(
         self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]

@@ -82,7 +82,7 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return an interrupted turn's usage, or None if it is unknown. `before` is the request without its `items`."""
+        """Return an interrupted turn's usage, or None if it is unknown. `before` is the turn without its output, `items`."""
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)
         tokens = await server.prompt_tokens(chat) if is_text(chat) else None
@@ -116,7 +116,7 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
-        """Call `ask` with the chat request of the turn, truncated to the context window if the request asks for truncation."""
+        """Call `ask` with the chat request of the turn. If `truncation` is `auto`, first truncate it to the context window."""
         items = await by_size(turn.size, self.items, turn)
         chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
         if turn.request.truncation == "auto":
@@ -180,7 +180,7 @@ _FORWARDED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""The forwarded parameters, with the values that need not be sent."""
+"""The forwarded parameters with their defaults. A default is not sent."""
 
 
 class ResponsesBackend(Backend):

@@ -1,14 +1,15 @@
 """The caller of a request, and the check that the upstream accepts its credential. The check runs before any side effect.
 
-1. The check first requests the list of models with the caller's headers. This request has no side effect, but some servers
-   (llama.cpp, TGI, OpenRouter) list their models without a valid credential.
+1. The check first requests the list of models with the caller's headers. Any error fails the check, except those in step 3.
+   The list alone is not enough, because some servers (llama.cpp, TGI, OpenRouter) show it without a valid credential.
 2. If the server returns the list, the check sends an empty chat request. The server responds with 401 or 403 if it rejects the
-   credential. Otherwise, the server reports an invalid request. No model runs.
-3. The list is inconclusive if the response is not a list or has the status 403 (the key may be valid for chats only), 404, 405
-   or 501 (the server has no list). The check then sends the smallest valid chat request, and the server must answer it. This
-   request is also sent if the empty request fails with any other error.
-4. If the server is overloaded or unreachable, the check raises an error. The caller is neither accepted nor rejected.
-5. After this check or a chat, the credential stays accepted for 30 seconds. Rejections are not cached.
+   credential. If it reports an invalid request, the credential is accepted. No model runs.
+3. The list is inconclusive if the response is not a list, or has the status 403, 404, 405 or 501. A key with a 403 may still be
+   valid for chats. The other statuses mean that the server has no list.
+4. If the list is inconclusive, or if the empty request fails with any other error, the check sends the smallest valid chat
+   request. The server must answer it.
+5. If the server is overloaded or unreachable, the check raises an error. The caller is neither accepted nor rejected.
+6. After a successful check or chat, the credential stays accepted for 30 seconds. Rejections are not cached.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a request's caller is accepted, because of an API key of this server, a check, or the upstream's answer."""
+    """Whether the caller of a request has been accepted or refused. If neither is set, the caller has not been checked."""
 
     is_known: bool = False
     """Whether the caller has an API key of this server. A refusal by the upstream then concerns the operator's credential."""
@@ -46,8 +47,8 @@ class Standing:
 class Caller:
     """The caller of a request.
 
-    `owner` is the owner of all objects that the request stores. `headers` are forwarded to the upstream. An upstream in this
-    process inherits the ASGI `scope`.
+    `owner` is the owner of all objects that the request stores. `headers` are forwarded to the upstream. `scope` is the ASGI
+    scope that an upstream in this process inherits, or None.
     """
 
     owner: str = ANONYMOUS
@@ -116,7 +117,7 @@ class Verification:
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """Record that the upstream has refused the caller's credential for a chat request."""
+        """Record that the upstream has refused the caller's credential for a chat. The next request is checked again."""
         standing = caller.standing
         if not (standing.is_known or standing.has_chatted):
             standing.is_accepted, standing.is_refused = False, True

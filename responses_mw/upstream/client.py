@@ -37,9 +37,10 @@ _FIRST_BACK_OFF = 0.01
 
 
 class Upstream:
-    """One upstream server. `base` is its URL without `/v1`. `transport` reaches the server over the network or in this process.
+    """A client of one upstream server. `base` is the server's URL without `/v1`.
 
-    The transport is used without an httpx client, because redirects, cookies and proxies are not wanted and would cost time.
+    `transport` reaches the server over the network or in this process. It is used without an `httpx.AsyncClient`, because
+    redirects, cookies and proxies are not wanted and take time.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
@@ -61,20 +62,20 @@ class Upstream:
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the models that `GET /v1/models` lists. Raises `UpstreamError`."""
+        """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
         models = member(await self.get("/v1/models", caller), "data")
         if not isinstance(models, list):
             raise UpstreamError("The upstream's /v1/models did not return a list of models.")
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
-        """Return the decoded JSON at `path`. Raises `UpstreamError`."""
+        """Return the decoded JSON at `path`. Raises `UpstreamError` if the request fails, or if the response is not JSON."""
         return await self._json(await self._ask("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
         """Post `body` to an endpoint other than completions, and return the decoded JSON response.
 
-        Raises `UpstreamError` if the request fails, or if the response has more than `max_bytes` bytes.
+        Raises `UpstreamError` if the request fails, or if the response is not JSON or has more than `max_bytes` bytes.
         """
         return await self._json(await self._ask("POST", path, caller, orjson.dumps(body), max_bytes), caller)
 
@@ -92,7 +93,10 @@ class Upstream:
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured or detected dialect. Raises `UpstreamError` if the upstream is overloaded or unavailable."""
+        """Return the configured dialect, or detect it. If the upstream does not list its models, return OpenAI's.
+
+        Raises `UpstreamError` if the upstream is overloaded or unavailable.
+        """
         if self._dialect is None:
             try:
                 models = await self.models(caller)
@@ -106,7 +110,10 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return `wanted` or, if None, the only model. Raises `BadRequest` unless there is exactly one, or `UpstreamError`."""
+        """Return `wanted`. If it is None, return the upstream's only model. Adapters do not count.
+
+        Raises `BadRequest` if there is no model or more than one, and `UpstreamError` if the models cannot be listed.
+        """
         if wanted is not None:
             return wanted
         models = [model for model in await self.models(caller) if not model.get("parent")]  # without adapters
@@ -125,7 +132,10 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream responds within `PROBE_TIMEOUT` seconds. Raises `UpstreamError` with `is_overload` set."""
+        """Check that the upstream responds within `PROBE_TIMEOUT` seconds and is not overloaded.
+
+        Otherwise, raise `UpstreamError` with `is_overload` set.
+        """
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 response = await self._ask("GET", "/v1/models", caller)
@@ -142,8 +152,8 @@ class Upstream:
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
         """Open `stream`, and record whether the upstream accepted or refused `caller`.
 
-        Raises `UpstreamError` if the upstream responds with an error, `UpstreamUnreachable` if no connection can be made, or
-        `UpstreamTimeout` if no answer begins in time.
+        Raises `UpstreamError` if the upstream responds with an error, or if its answer is malformed. Raises its subclass
+        `UpstreamUnreachable` or `UpstreamBrokeOff` if the connection fails, and `UpstreamTimeout` if no answer begins in time.
         """
         try:
             await stream.open()
@@ -171,9 +181,9 @@ class Upstream:
     async def _ask(
         self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
     ) -> httpx.Response:
-        """Return the response with its whole body, or with an empty body if an error's body is too large or compressed.
+        """Return the response with its whole body. Raises `UpstreamError` if there is no response.
 
-        Raises `UpstreamError` if there is no response, or if the body of a successful response is too large or compressed.
+        Raises it also if the body is too large or compressed. For an error response, such a body is returned as empty.
         """
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
@@ -193,8 +203,8 @@ class Upstream:
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Return the response before its body is read. Raises `UpstreamError` if there is no response.
 
-        For half of `upstream.status_grace`, the request is repeated if no connection can be made, or if a response with the
-        status 502 or 503 arrives within `CRASH_AFTER` seconds.
+        The request is repeated if no connection can be made, or if a 502 or 503 arrives within `CRASH_AFTER` seconds. The
+        repetitions stop after half of `upstream.status_grace`.
         """
         # The second half of the grace period is left for the last attempt, so that its status can still be sent to the caller.
         until = time.monotonic() + self._settings.status_grace / 2

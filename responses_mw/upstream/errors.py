@@ -56,7 +56,7 @@ _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
 """Part of the message that Envoy sends with status 503 if a server failed in this way."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
-"""Types of errors that a repeated request would cause again."""
+"""Types of errors that the same request always causes."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that waiting does not resolve."""
 _TOO_LONG = (
@@ -109,7 +109,7 @@ def from_status(
 
 
 def _sendable(headers: httpx.Headers, *, limits: bool = False) -> dict[str, str]:
-    """Return the valid `retry-after` header and, with `limits`, the rate limits, which are forwarded to the client."""
+    """Return the headers to forward to the client: a valid `retry-after` and, with `limits`, the valid rate limits."""
     return {
         name: value
         for name, value in headers.items()
@@ -129,9 +129,10 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """Return the error for the error object `data`, which the upstream sent in a stream after a status of 200.
+    """Convert an error object in a stream or a body. The upstream sent it after a status of 200.
 
-    A status between 400 and 499 in the object becomes the status of the error. Otherwise, the status is 502.
+    A status between 400 and 499 in the object becomes the error's status. Otherwise, the status is 502, and the error is an
+    `UpstreamBrokeOff` unless its type blames the request.
     """
     fault = _fault(data)
     message = fault.message or "The upstream reported an error in its stream."
@@ -159,7 +160,7 @@ def _client_error(status: int, message: str, fault: _Fault, headers: dict[str, s
 
 
 def is_error(data: dict[str, Any]) -> bool:
-    """Return whether `data`, which is a frame of a stream or a body with status 200, is an error object."""
+    """Return whether `data` is an error object. It comes from a frame of a stream, or from a body with status 200."""
     return bool(data.get("error")) or data.get("object") == "error"
 
 
@@ -190,7 +191,7 @@ def _fault(data: Any) -> _Fault:
 
 
 def _message(message: Any) -> str:
-    """Return the text of `message`, which may be a list (FastAPI's `detail`) or the JSON of another error (Bedrock)."""
+    """Return `message` as text. FastAPI's `detail` may be a list. Bedrock's message may be the JSON of another error."""
     if not isinstance(message, str):
         return orjson.dumps(message).decode() if message else ""
     inner = _decoded(message.encode()) if message.startswith("{") else None
@@ -198,7 +199,7 @@ def _message(message: Any) -> str:
 
 
 def _status(code: Any) -> int | None:
-    """Return the HTTP status that `code` contains as a number or as digits, or None if `code` is not a status."""
+    """Return `code` as an HTTP status, or None if it is no status. `code` may be a number or a string of digits."""
     if isinstance(code, str) and code.isascii() and code.isdigit():
         code = int(code[:4])
     return code if isinstance(code, int) and 100 <= code < 600 else None

@@ -41,13 +41,13 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens of `chat`. Raises `UpstreamError`, for example if the server cannot count them."""
+    """Return the number of prompt tokens of `chat`. Raises `UpstreamError` if the server fails or cannot count them."""
     count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
     return await count_by_completion(upstream, chat, caller) if count is None else count
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
-    """Return the number of input tokens of the Responses request `body`. Raises `UpstreamError` like `count_tokens`."""
+    """Return the number of input tokens of the Responses request `body`. Raises the errors of `count_tokens`."""
     counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
     if isinstance(count := member(counted, "input_tokens"), int):
         return count
@@ -68,7 +68,7 @@ def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
 
 
 async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Request an answer of one token, and return the number of prompt tokens in its usage. Raises `UpstreamError`."""
+    """Request an answer of one token, and return the prompt tokens in its usage. Raises the errors of `count_tokens`."""
     dialect = await upstream.dialect(caller)
     probe = {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}
     return await _used(upstream.chat(probe, caller), "usage", "prompt_tokens")
@@ -111,11 +111,11 @@ _COUNT = re.compile(
 
 
 class ContextWindow:
-    """The context windows of one upstream's models.
+    """Fits requests into the context windows of one upstream's models.
 
-    The context length comes from the server's metadata, or from the error message that the server sends if a prompt is too
-    long. If the server has no tokenizer, the number of tokens is read from this message or estimated. After such an error, a
-    shorter request is sent once.
+    The context length comes from the server's metadata. If it is not there, it is read from the error that the server sends
+    for a prompt that is too long. After this error, a shorter request is sent once. If the server has no tokenizer, the number
+    of tokens is also read from the error, or estimated.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -126,7 +126,10 @@ class ContextWindow:
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with as many `items` as fit the context window, and once more with fewer if they are too long."""
+        """Call `ask` with a request for the `items` that fit the context window, and return the result.
+
+        If the upstream reports that the prompt is still too long, call `ask` once more with fewer items, if possible.
+        """
         chat = await self._fitting(items, chat_of, caller)
         try:
             return await ask(chat)
@@ -139,7 +142,7 @@ class ContextWindow:
         return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """Return the request with the items that fit, or with all items if it is unknown how many fit."""
+        """Return the request with the items that fit. If it is unknown how many fit, keep all items."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         if length is None or not await self._can_count(chat, caller) or not len(Truncation(items)):
@@ -170,7 +173,7 @@ class ContextWindow:
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """Return a shorter request, or None if no item can be removed or the error `message` states no context length."""
+        """Return a shorter request. Return None if no item can be removed, or if the error `message` states no length."""
         stated = _LENGTH.search(message)
         if stated is None or not len(Truncation(items)):
             return None
@@ -259,8 +262,8 @@ class PrefillProof:
 
     1. The prompt that the server renders for the request must end with the text. vLLM returns the prompt through `/tokenize`
        and `/detokenize`, llama.cpp through `/apply-template`.
-    2. Some servers return a prompt that they do not use (vLLM with gpt-oss). Therefore, a sample is answered once for each
-       model. Its prompt must have as many tokens as the usage of the answer reports. This result is cached.
+    2. The server must use this prompt, which vLLM with gpt-oss does not. Therefore, each model answers a sample. Its rendered
+       prompt must have as many tokens as the usage of the answer reports. This result is cached.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -270,7 +273,7 @@ class PrefillProof:
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
-        """Return whether `model` continues a request's last message instead of answering it. Raises `UpstreamError`."""
+        """Return whether `model` continues the last message. Raises `UpstreamError` if a request to the upstream fails."""
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False
@@ -293,9 +296,9 @@ class PrefillProof:
         return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
-        """Return the prompt of `chat`, or None if the server does not show a prompt that ends with `text`, the last message.
+        """Return the prompt of `chat`, whose last message is `text`.
 
-        Raises `UpstreamError` if a request fails.
+        Return None if the server does not show a prompt that ends with `text`. Raises `UpstreamError` if a request fails.
         """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)

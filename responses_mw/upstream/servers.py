@@ -38,9 +38,9 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
 
 
 async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
-    """Return the dialect of the server that lists `models`, or OpenAI's if the server is not recognized.
+    """Return the dialect of the server that lists `models`. For an unknown server, return OpenAI's.
 
-    Probes are sent only if no model has an `owned_by` that identifies the server.
+    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the errors of `get`.
     """
     for model in models:
         owner = model.get("owned_by")
@@ -58,7 +58,11 @@ async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[ht
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Queries the server for one caller. Methods return None if the server lacks the value, and raise `UpstreamError`."""
+    """Queries the server for one caller.
+
+    Methods return None if the server does not provide the value. They raise `UpstreamError` if the server is overloaded, fails
+    or refuses the caller.
+    """
 
     upstream: Upstream
     caller: Caller
@@ -72,7 +76,7 @@ class Server:
         return None
 
     async def context_length(self, model: str) -> Any:
-        """Return the maximum number of tokens of the prompt and the answer together, as sent by the server (not validated)."""
+        """Return the maximum number of tokens of the prompt and the answer together. The server's value is not validated."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
@@ -88,7 +92,7 @@ class Server:
         return 0
 
     async def _ask(self, path: str, body: ChatRequest, name: str, kind: type[T]) -> T | None:
-        """Post `body`, and return a member of the response, or None if its type is wrong or the server rejects the request."""
+        """Post `body`, and return the member `name`. Return None if its type is not `kind`, or if the request is rejected."""
         value = member(await accepted(self.upstream.post(path, body, self.caller)), name)
         return value if isinstance(value, kind) else None
 
@@ -111,7 +115,7 @@ def member(decoded: Any, *names: str) -> Any:
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:
-    """Return the result of `answer`, or None if the server rejects the request. A completion may still accept it.
+    """Return the result of `answer`, or None if the server rejects the request as invalid or unknown.
 
     Raises `UpstreamError` if the server is overloaded, refuses the credential or fails.
     """

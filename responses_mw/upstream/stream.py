@@ -24,10 +24,10 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
 class ChatStream:
-    """The answer to one chat request, streamed or whole depending on its content type.
+    """The answer to one chat request. Its content type determines whether it is a stream of chunks or one document.
 
     `open` sends the request. Each iteration step then returns the chunks completed by one network read. At the end, `done` is
-    true if the answer is complete, which means that `[DONE]` or a whole document has arrived.
+    true if the answer is complete: `[DONE]` or a whole document has arrived.
 
     Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
@@ -60,7 +60,7 @@ class ChatStream:
         self.done = False
 
     async def open(self) -> None:
-        """Send the request, and wait until the answer has begun or ended. Raises `UpstreamError`."""
+        """Send the request, and wait until the answer has begun or ended. Raises the errors of `Upstream.open`."""
         self._response = response = await self._send()
         try:
             check_uncompressed(response)
@@ -127,9 +127,9 @@ class ChatStream:
         return b"".join(parts)
 
     def divert(self, take: Callable[[Text], bool]) -> None:
-        """Call `take` with each text that arrives alone in one read while the reader waits.
+        """While the reader waits, pass each text that arrives alone in one read to `take` instead of the reader.
 
-        If `take` returns false, the reader gets the text. This has an effect only if the transport supports it.
+        If `take` returns false, the reader gets the text. This has no effect if the transport does not support it.
         """
 
         def take_text(data: bytes) -> bool:
@@ -207,7 +207,7 @@ class ChatStream:
         return chunk
 
     def _is_last(self, chunk: Chunk | None) -> bool:
-        """Return whether the answer is complete with `chunk`, or with `[DONE]` if `chunk` is None."""
+        """Return whether `chunk` completes the answer. None stands for `[DONE]`."""
         return chunk is None
 
     def _whole(self, body: bytes) -> Chunk:
@@ -220,7 +220,7 @@ class ChatStream:
     async def _end(self) -> None:
         """Raise a pending fault, or wait briefly for the end of the body after `[DONE]`.
 
-        Closing earlier would prevent the connection from being reused, and cancel an in-process application in its last steps.
+        This wait lets the connection be reused, and lets an in-process application finish its last steps.
         """
         if self._fault:
             raise self._fault
@@ -251,8 +251,8 @@ def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
 class IdleTimeout:
     """Cancels a reader that waits too long for the network.
 
-    One periodic timer watches the whole answer and counts how many ticks in a row find the reader waiting. A timer for each
-    read, or even reading the clock, would cost more than the read itself.
+    One periodic timer watches the whole answer, and counts how many ticks in a row find the reader waiting. A timer for each
+    read, or even reading the clock, costs more than the read itself.
     """
 
     __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")

@@ -8,12 +8,13 @@ httpx's own `ASGITransport` collects the whole response before it returns. This 
    because an earlier `http.disconnect` makes vLLM abort the generation.
 4. When the reader disconnects (`aclose`), the application is cancelled and awaited. The moment of the cancellation depends on
    the progress of the response:
-   - Before the response starts, the application first receives `http.disconnect` and gets a short grace period, so that it can
-     end its own tasks. vLLM generates in a separate task, which a cancellation would leave running.
+   - Before the response starts, the application first receives `http.disconnect`, and gets a short grace period to stop its own
+     tasks. vLLM generates in a separate task, which a cancellation does not stop.
    - Before the first chunk, the application also gets a grace period. vLLM never aborts a request if it is cancelled while it
      hands the request to its engine.
-   - After the first chunk, the application is cancelled where it makes its next chunk, never within `send`. Starlette does not
-     close the generator of a streamed response, so vLLM's engine would continue until a garbage collection.
+   - After the first chunk, the application is cancelled while it makes its next chunk, never within `send`. A cancellation
+     within `send` leaves the generator of a streamed response open (Starlette). vLLM's engine then continues until a garbage
+     collection.
 5. Only `more_body: False` completes a response. If the application raises or returns earlier, the reader gets an error.
 
 There is no read timeout. Callers limit the time that they wait.
@@ -53,8 +54,8 @@ class ASGITransport(httpx.AsyncBaseTransport):
     The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
     `client` and all members that the host application added.
 
-    Errors are raised by the request before the response starts, and by the stream afterwards: `httpx.ReadError` if the
-    application raises, and `httpx.RemoteProtocolError` if the application returns before its response is complete.
+    Raises `httpx.ReadError` if the application raises, and `httpx.RemoteProtocolError` if the application returns before its
+    response is complete. Once the response has started, its stream raises these errors.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -206,7 +207,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Discard a message that nobody will read, and cancel the application where it makes its next chunk."""
+        """Discard a message that nobody will read, and cancel the application while it makes its next chunk."""
         self._dropped += 1
         if self._head is None or self._dropped > _MAX_DROPPED:
             raise OSError("The reader has disconnected")

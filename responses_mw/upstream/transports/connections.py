@@ -71,7 +71,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A connection in the pool. An idle connection is the protocol of its own transport, and closes if any data arrives."""
+    """A connection in the pool. While it is idle, it is the protocol of its transport, and closes if any data arrives."""
 
     transport: asyncio.Transport
 
@@ -90,7 +90,7 @@ class PooledConnection(asyncio.Protocol):
             self._expiry.cancel()
 
     def release(self) -> None:
-        """Return the connection to the pool, where it is closed after `_KEEPALIVE_EXPIRY` without a request."""
+        """Return the connection to the pool. It is closed if it stays unused for `_KEEPALIVE_EXPIRY` seconds."""
         self.transport.set_protocol(self)
         self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
@@ -134,7 +134,7 @@ async def _connect(
 
 
 async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None) -> PooledConnection:
-    """Connect to the first address that accepts a connection ("happy eyeballs", which uvloop lacks). Raises `OSError`."""
+    """Connect to the first address that accepts ("happy eyeballs", which uvloop lacks). Raises `OSError` if none accepts."""
     loop = asyncio.get_running_loop()
     _, host, port = origin
     server_hostname = host if context else None

@@ -7,10 +7,10 @@ transport if it saves less than 20 %.
 1. One read of the socket runs the parser (in C) and wakes one future. It needs no lock, queue, timer or task. A reader can
    *divert* data to a function, which is then called instead.
 2. An *exchange* is one request and its response. Until the exchange is over, it is the asyncio protocol of its connection.
-3. A connection is reused after a complete response, even if the response was not read, provided that the whole announced
-   request was sent, nothing followed the response, and both sides keep the connection open.
-4. A request is sent a second time only if its body is in memory and the connection was *stale*, which means that the server had
-   closed the idle connection.
+3. A connection is reused after a complete response, even if nobody has read the response. The whole announced request must have
+   been sent, nothing may follow the response, and both sides must keep the connection open.
+4. A reused connection is *stale* if the server closed it while it was idle. A request is sent a second time only if the
+   connection was stale and the body is in memory.
 5. If the reader falls behind, reading from the socket is paused. If the reader disconnects, the connection is aborted.
 6. A response is complete only if it ends as its headers announced. Any other end and any protocol error raises an exception.
 
@@ -45,11 +45,11 @@ _STALE_WINDOW = 0.05
 class NetworkTransport(httpx.AsyncBaseTransport):
     """Sends requests over pooled connections. Bodies are streamed in both directions, and responses are not decompressed.
 
-    The request extension `timeout["connect"]` is in seconds. The extension `target` is the request target to send, as bytes.
+    The request extension `timeout["connect"]` is in seconds. The extension `target` (bytes) replaces the URL's path and query.
 
-    Raises `httpx.ConnectError` or `ConnectTimeout` before anything is sent, and `ReadError`, `WriteError` or
-    `RemoteProtocolError` afterwards. Raises `LocalProtocolError` or `UnsupportedProtocol` if a request cannot be sent.
-    Errors raised by the request's body are passed on unchanged.
+    Raises `httpx.ConnectError` or `ConnectTimeout` if no connection can be made, and `ReadError`, `WriteError` or
+    `RemoteProtocolError` if the exchange fails afterwards. Raises `LocalProtocolError` if the request is invalid, and
+    `UnsupportedProtocol` if its scheme is not http or https. Errors raised by the request's body are passed on unchanged.
     """
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -94,8 +94,8 @@ class OutgoingRequest:
     def of(cls, request: httpx.Request) -> OutgoingRequest:
         """Encode the request line and the headers of `request`.
 
-        Raises `httpx.LocalProtocolError` if the method is CONNECT, if the method, the target or a header is invalid, or if the
-        framing is ambiguous or does not match the body, which would allow request smuggling.
+        Raises `httpx.LocalProtocolError` if the method is CONNECT, or if the method, the target or a header is invalid. Raises
+        it also if the framing is ambiguous or does not match the body, because this allows request smuggling.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
@@ -175,7 +175,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._feed = self._parser.feed_data
 
     async def answer(self) -> httpx.Response:
-        """Send the request, and return the response once its headers have arrived, which may be before the whole body is sent.
+        """Send the request, and return the response once its headers have arrived. The request's body may not be sent yet.
 
         Raises `StaleConnection` if the server had already closed the connection, and the other errors of `NetworkTransport`.
         """
@@ -281,9 +281,9 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end(failure)
 
     def _end_failure(self, cause: Exception | None) -> Exception | None:
-        """Return the failure of an exchange whose connection ended, or None if the response is complete.
+        """Return the failure of an exchange whose connection was closed, or None if the response is complete.
 
-        `cause` is None if the server closed the connection.
+        `cause` is None if the server closed the connection in the regular way.
         """
         if self._complete:
             return None
@@ -391,7 +391,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
 
 def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether the response body ends only with the connection (RFC 9112, section 6.3)."""
+    """Return whether only the end of the connection marks the end of the response body (RFC 9112, section 6.3)."""
     fields = _fields(headers)
     if b"transfer-encoding" in fields:
         return not fields[b"transfer-encoding"].endswith(b"chunked")
