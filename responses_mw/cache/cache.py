@@ -3,10 +3,11 @@
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
 2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
    partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
-3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. The first request holds
-   the *flight*: a lock in Redis that is renewed while the answer is computed, and released at the end, even after an error.
-4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup, so an answer
-   that was begun before a purge is not stored after it.
+3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. Meanwhile, the first
+   request holds a lock in Redis, the *flight*. The flight is renewed while the answer is computed, and released at the end,
+   even after an error.
+4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup. Therefore, an
+   answer that was begun before a purge is not stored after it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 
 
 class Cache:
-    """The cache of all owners. `embeddings` enables the semantic mode.
+    """The cache of all owners. If `embeddings` is None, there are no semantic hits.
 
     `deployment` identifies everything besides the request that affects an answer. `memory_bytes` limits the memory for vectors
     and records in this process.
@@ -82,7 +83,7 @@ class Cache:
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
     ) -> Key | Uncacheable:
-        """Return the result of `key_of` for this deployment. If the request is not cacheable, count a miss."""
+        """Return the key of a request (see `key_of`). If the request is not cacheable, count a miss, and return the reason."""
         key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
         if isinstance(key, Uncacheable):
             _report_miss(key)
@@ -96,10 +97,11 @@ class Cache:
     # -- lookup ---------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, policy: Policy, gate: Gate, *, streamed: bool = False, caller: Any = None) -> Hit | Miss:
-        """Await `gate`, then look up the answer to the request with this `key`. Raises the errors of `gate`.
+        """Await `gate`, then look up the answer to the request with this `key`. Raises only the errors of `gate`.
 
-        If an equal request is computing the answer, wait for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if `streamed`.
-        The embedding is requested for `caller`. After a miss, the answer must be computed within `flight`.
+        If an equal request is computing the answer, wait for it for up to `MAX_WAIT` seconds. If `streamed`, wait for up to
+        `STREAM_WAIT` seconds. The embedding is requested for `caller`. After a miss, compute the answer within the context
+        manager `flight`, because equal requests may be waiting for it.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -142,7 +144,7 @@ class Cache:
         return await self._nearest(miss, scan, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
-        """Repeat the exact lookup until no other request is computing the answer, or until `wait` seconds have passed."""
+        """Repeat the exact lookup while another request is computing the answer, for up to `wait` seconds."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
@@ -203,9 +205,9 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document) -> bool:
-        """Store the answer in a finished `document` if `items_of` allows it. Return whether the answer was stored.
+        """Store the answer in a finished `document` if it is cacheable (see `items_of`). Return whether it was stored.
 
-        Call this before the response is stored, so that deleting the response also removes the entry.
+        Call this before the response is stored. Otherwise, a deletion of the response may come before the entry exists.
         """
         if not miss.policy.write or miss.generation is None:
             return False
@@ -243,7 +245,7 @@ class Cache:
                 if not await self.entries.renew(key, token, LEASE):
                     return
             except Unavailable:
-                logger.debug("a flight was not renewed")
+                logger.debug("the lock of an answer in progress was not renewed")
 
     def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
         """Release the flight in the background (see `Entries.release`)."""
@@ -258,7 +260,7 @@ class Cache:
             async with asyncio.timeout(self._settings.timeout):
                 await self.entries.release(key, token, mark=mark)
         except (Unavailable, TimeoutError):
-            logger.debug("a flight was not released; it expires")
+            logger.debug("the lock of an answer in progress was not released; it expires")
 
 
 def _signature(miss: Miss) -> guard.Signature:

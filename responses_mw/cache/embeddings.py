@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_TEXT_LENGTH = 1000
-"""Maximum length in characters of a text for semantic lookup. Longer texts cannot be distinguished by a single vector."""
+"""Maximum length in characters of a text for semantic lookup. A single vector cannot distinguish longer texts."""
 
 Post: TypeAlias = Callable[[dict[str, Any], Any], Awaitable[Any]]
-"""Posts a body to the endpoint for a caller, and returns the decoded response. The caller is None for a command.
+"""Posts a body to the endpoint for a caller, and returns the decoded response. The caller is None on the command line.
 
 Raises `UpstreamError` if the request fails.
 """
@@ -36,7 +36,7 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """A client of the embeddings server that `post` calls. Raises `ModuleNotFoundError` if numpy is not installed."""
+    """A client of the embeddings server, which `post` calls. Its creation raises `ModuleNotFoundError` if numpy is missing."""
 
     def __init__(self, post: Post, settings: CacheSettings) -> None:
         from .vectors import unit_vector
@@ -90,9 +90,9 @@ def _failure(error: UpstreamError) -> str:
 async def explain(
     one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings
 ) -> tuple[bool, tuple[str, str, str]]:
-    """Return whether a cached answer to `one` would be returned for `other`, and three lines that explain the result.
+    """Return whether a cached answer to `one` is a hit for `other`, and three lines that explain the result.
 
-    The requests are assumed to differ only in these last user texts.
+    Both are last user texts of requests that are equal in everything else.
     """
     similarity, compared = await _compare(one, other, embeddings, settings)
     rule = difference(signature(one), signature(other), strict=settings.guard == "strict")

@@ -1,7 +1,7 @@
 """An entry of the cache: the key of its request, and the stored form of its answer.
 
 The *partition* of a key is a hash of everything that affects an answer except the last user text. When in doubt, include a
-field: a superfluous field only costs hits, but a missing field causes wrong answers.
+field. A superfluous field only costs hits, but a missing field causes wrong answers.
 
 A request is cacheable only if all of these are true:
 
@@ -176,7 +176,7 @@ _PART_MEMBERS = frozenset({"type", "text"})
 class Entry:
     """A cached answer: `items` without ids. It is valid only for its `owner`, its exact `key` and its version `v`.
 
-    `ttl` is in seconds.
+    `ttl` is in seconds. `usage` is None if the upstream reported none. `signature` is None if the text was not embedded.
     """
 
     owner: str
@@ -194,7 +194,7 @@ _ENTRY = TypeAdapter(Entry)
 def items_of(document: Document) -> list[Item] | None:
     """Return the items of a finished answer without their ids, or None if the answer is not cacheable.
 
-    An answer is not cacheable if it failed, is incomplete, or has anything but reasoning and plain text.
+    A cacheable answer is complete, consists of reasoning and plain text, and ends with a message.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -244,7 +244,8 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     """Decode the entry of `owner` with the exact key `exact`.
 
-    Raises `ValueError` if the record is damaged, was sealed with another key, or belongs to another entry or version.
+    Raises `ValueError` if the record is damaged, or belongs to another entry or version. If `sealer` has shared keys, the
+    record must be sealed with one of them.
     """
     entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
@@ -255,7 +256,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
 
 
 def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
-    """Return the JSON of a record, without numbers and nesting that the encoder of responses would refuse."""
+    """Return the JSON of a record. Raises `ValueError` if it cannot be opened, or if a response cannot contain its JSON."""
     if blob[:1] == b"S":
         data = sealer.open(blob[1:].decode(), purpose=f"cache {exact}", owner=owner)
     elif blob[:1] == b"C" and not sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted

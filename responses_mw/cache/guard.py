@@ -1,12 +1,14 @@
 """The guard, which decides whether the answer to one text may be reused for a similar text.
 
-Similar embeddings show that two texts have the same topic, but not that they ask the same question. Numbers, units, dates,
-negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and compare must be the same
-in both texts, and the words in both must have the same order. A strict guard (the default) also compares all other words,
-except for spelling, synonyms, plurals and ways of asking. A text in a script other than Latin, a text that looks like code, and
-a text without any content word match only themselves.
+Similar embeddings show that two texts have the same topic, but not that they ask the same question. The guard compares words:
 
-A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer, so the guard refuses when in doubt.
+- Numbers, units, dates, negation, quoted strings and literals (paths, identifiers, addresses) must be the same in both texts.
+  So must names, and words that connect or compare.
+- The words that are in both texts must have the same order.
+- A strict guard (the default) also compares all other words. Spelling, synonyms, plurals and ways of asking may differ.
+- Some texts match only themselves: code, scripts other than Latin, and texts without a content word.
+
+A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer. When in doubt, the guard refuses.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The properties of a text that the guard compares, as salted hashes of words. `whole` is the hash of the whole text.
+    """The properties of a text that the guard compares, as salted hashes of words.
 
-    If `plain` is false (code, a script other than Latin, or no content words), the guard compares only `whole`.
+    `whole` is the hash of the whole text. If `plain` is false, the guard compares only `whole`. Code, scripts other than Latin
+    and texts without a content word are not `plain`.
     """
 
     whole: str
@@ -88,7 +91,7 @@ _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first of the `RULES` by which the texts differ, or None. If `strict` is False, `words` is skipped."""
+    """Return the first of the `RULES` by which the texts differ, or None for a match. If not `strict`, `words` is skipped."""
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in _EQUAL:
@@ -211,7 +214,7 @@ class _Reading:
         self._article = _ARTICLES.get(word.text)
 
     def _add_content(self, word: Word) -> None:
-        """Add a content word to `content`, `words` and `forms`, and to the lists for its number and its capitals."""
+        """Add a content word to `content`, `words` and `forms`, and to the lists for plurals and capitals."""
         lists = self.lists
         form = stem = _cased(word, spelled(word.text) if self._closely else word.text)
         if self._closely:
@@ -231,7 +234,7 @@ class _Reading:
 
 
 def _without_plain_commas(words: list[Word]) -> list[Word]:
-    """Remove commas that have no meaning: at an edge, after a number, or before a conjunction."""
+    """Remove the commas without a meaning: those at an edge, after a number or before a conjunction."""
     commas = [place for place, word in enumerate(words) if word.text == ","]
     plain = {
         place
@@ -271,7 +274,7 @@ def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
 
 
 def _unit(word: Word, *, after_number: bool) -> str | None:
-    """Return the name of the unit, if `word` is one. A single letter is a unit only after a number, and M is not m."""
+    """Return the name of the unit, or None if `word` is no unit. A letter is a unit only after a number, and M is not m."""
     if len(word.text) == 1 and not after_number:
         return None
     unit = lexicon.UNITS.get(word.text) or lexicon.UNITS.get(_singular(word.text))
@@ -279,14 +282,14 @@ def _unit(word: Word, *, after_number: bool) -> str | None:
 
 
 def _cased(word: Word, noted: str) -> str:
-    """Mark `noted` as capitalized if that makes it another word (Turkey and turkey, G and g)."""
+    """Mark `noted` as capitalized if capitals distinguish two words (Turkey and turkey, G and g)."""
     if len(word.text) == 1:
         return noted + "^" if word.case else noted
     return noted + word.case if word.text in lexicon.CASED else noted
 
 
 def _with_letters(words: list[Word]) -> list[Word]:
-    """Mark an "a" that is not an article and an "I" that is not a pronoun as letters (vitamin A, a few, World War I).
+    """Mark "a" and "I" as letters if they are no article and no pronoun (vitamin A, a few, World War I).
 
     Ignore the case of a letter that enumerates (vitamin D, plan B).
     """
@@ -311,7 +314,7 @@ def _is_letter(words: list[Word], place: int) -> bool:
 
 
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
-    """Return the words whose synonym is also in the text (delete and remove), and which therefore keep their form."""
+    """Return the words whose synonym is also in the text, such as delete and remove. These words keep their form."""
     singulars = {_singular(word.text) for word in words} & lexicon.SYNONYMS.keys()
     uses = Counter(lexicon.SYNONYMS[singular] for singular in singulars)
     return frozenset(singular for singular in singulars if uses[lexicon.SYNONYMS[singular]] > 1)

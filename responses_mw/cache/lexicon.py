@@ -1,8 +1,8 @@
 """The guard's vocabulary, from `words.txt`, and functions that split texts into words and recognize equivalent questions.
 
-If a word is missing from the vocabulary, the only effect is fewer hits, because both texts must contain the unknown words.
-Phrases that only introduce a question ("how do I", "how to") are removed. They determine the `kind` of the question, which
-must be the same in both texts.
+A word that is missing from the vocabulary only costs hits, because unknown words must be in both texts. Phrases that only
+introduce a question ("how do I", "how to") are removed. They determine the `kind` of the question. It must be the same in both
+texts.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def tokens(text: str) -> list[Word]:
 
 
 def literals(text: str) -> list[str]:
-    """Return the paths, identifiers, options, addresses and abbreviations, which must match exactly.
+    """Return the words that must match exactly: paths, identifiers, options, addresses and abbreviations.
 
     Names that are written with or without capitals (iPhone, iphone) are not included.
     """
@@ -202,8 +202,8 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 class Frame(NamedTuple):
     """Phrases that are removed from the beginning of a question. `kind` is the kind of the question that remains.
 
-    The word after the phrase must be in `before` and not in `unless`, and the next word must be in `then`. An empty set imposes
-    no condition.
+    A phrase is removed if the word after it is in `before` and not in `unless`, and if the next word is in `then`. An empty set
+    imposes no condition.
     """
 
     phrases: frozenset[Phrase]
@@ -241,7 +241,7 @@ _BOUND = CRITICAL | DIRECTIONS | POLAR | BE
 
 
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
-    """Return the kind of the question, and its words without phrases such as "how do I" and "please tell me".
+    """Return the kind of a question, and its words. Phrases such as "how do I" and "please tell me" are removed.
 
     `asked` is whether the text ends with a question mark.
     """
@@ -275,7 +275,7 @@ def article(kind: str, words: Sequence[Word]) -> str:
 
 
 def _frames(texts: list[str]) -> tuple[str, int, int]:
-    """Return the kind of the question, and the positions of its first word and of its end, without frames and thanks."""
+    """Return the kind of the question, and the start and end of its words. Frames and thanks are outside this range."""
     end = len(texts) - next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
     if end < len(texts) and texts[end - 1 : end] == [","]:
         end -= 1
@@ -301,7 +301,7 @@ def _first_frame(texts: list[str]) -> tuple[str, int]:
 
 
 def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
-    """Return the kind that the last word determines ("cost"), and how many words to remove at the front and at the end."""
+    """Return the kind if the last word determines it ("cost"), or "". Also return how many words to remove at both ends."""
     if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
         return texts[-1], 2, 1
     if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
@@ -330,9 +330,10 @@ def _normalized(words: list[Word]) -> list[Word]:
 
 
 def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "which" that means "what" and does not ask for a choice (which is right?).
+    """Return whether the word at `place` is a "which" that means "what".
 
-    It means "what" before a noun and its verb (which time zone is), and with a superlative (which is the largest).
+    It means "what" before a noun and its verb (which time zone is), and with a superlative (which is the largest). Otherwise,
+    it asks for a choice (which is right?).
     """
     if texts[place] != "which":
         return False
@@ -344,7 +345,7 @@ def _is_what(texts: Sequence[str], place: int) -> bool:
 
 
 def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "there" without meaning (how many planets are there in it)."""
+    """Return whether the word at `place` is a "there" without a meaning ("how many planets are there in it")."""
     return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
 
 

@@ -1,4 +1,4 @@
-"""The cache policy that a request asks for, within the operator's limits, and the result of its lookup.
+"""The cache policy of a request, within the operator's limits, and the result of its cache lookup.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
@@ -64,7 +64,7 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
 
     `body` is the request's `cache` field, and `header` its `X-Responses-Cache` header. Each is None if the request does not
     contain it. `stored` is the request's `store`. An answer to a request with `store: false` is cached only if the request
-    itself names a mode.
+    itself selects the mode `exact` or `semantic`.
     """
     asked = _parse_header(header)
     if isinstance(body, str):
@@ -107,8 +107,8 @@ def _decoded(text: str) -> Any:
 class Hit:
     """A cached answer. `items` have no ids. `kind` is `exact` or `semantic`. `age` is in seconds.
 
-    `usage` is the usage of the original answer, or None if it is unknown. Its additional member `"cache": kind` shows that the
-    tokens were already counted.
+    `usage` is the usage of the original answer, or None if it is unknown. Its additional member `"cache": kind` shows that
+    these tokens were not used again.
     """
 
     kind: str
@@ -125,12 +125,12 @@ class Hit:
 
 @dataclass(slots=True)
 class Miss:
-    """A lookup without a hit. It contains what is needed to store the new answer and to release requests that wait for it."""
+    """A lookup without a hit. Its members are needed to store the new answer, and to release requests that wait for it."""
 
     key: Key
     policy: Policy
     generation: str | None = None
-    """The cache's generation at the lookup. If the lookup failed, it is None, and the answer is not stored."""
+    """The cache's generation at the lookup. None means that the lookup failed. The answer is then not stored."""
     token: str | None = None  # set while this request holds the flight, so that equal requests wait for it
     vector: Vector | None = None  # the embedding of the text, or None if the text was not embedded
     signature: Signature | None = None  # the signature of the text, which is computed when it is first needed

@@ -1,7 +1,8 @@
-"""Cache entries in Redis: key names and Lua scripts. Every operation is one script; `lua/lib.lua` documents the keys.
+"""Cache entries in Redis: key names and Lua scripts. `lua/lib.lua` documents the keys.
 
-Each owner has up to 16 shards, `rmw:{c:<owner>:<0 to 15>}:...`, each in one cluster slot. A partition is in one shard. Each
-shard gets an equal part of the owner's limit. If the limit permits, each part has room for at least one full partition.
+Each owner has up to 16 shards with the prefixes `rmw:{c:<owner>:<0 to 15>}:`. All keys of a shard are in one cluster slot. A
+partition is in one shard. Each shard gets an equal part of the owner's limit. The number of shards depends on the limit, so
+that each part has room for at least one full partition, if possible.
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -40,7 +41,7 @@ _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
 
 
 class Redis(Protocol):
-    """The part of the state's client that the cache uses. Each call is one round trip and raises `Unavailable`."""
+    """The part of the state's client that the cache uses. Each call is one round trip, and raises `Unavailable` if it fails."""
 
     async def script(self, script: Any, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any: ...
 
@@ -53,7 +54,7 @@ class Redis(Protocol):
 class EntryPage:
     """Entries that were added to a partition after entry number `after`.
 
-    Each of `entries` is an id, a number, and `<expiry (ms)>:<vector>`, or empty bytes if the entry has no vector in `space`.
+    Each of `entries` is an id, a number and bytes: `<expiry (ms)>:<vector>`. They are empty if it has no vector in `space`.
     `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its response.
     If the page is `full`, there may be more entries.
     """
@@ -103,7 +104,10 @@ class Stats:
 
 
 class Entries:
-    """All cache entries of all owners."""
+    """All cache entries of all owners.
+
+    A *flight* is the lock of the request that computes an answer. Equal requests wait until it is released.
+    """
 
     def __init__(self, redis: Redis, settings: CacheSettings) -> None:
         self._redis = redis
@@ -115,11 +119,11 @@ class Entries:
     # -- one entry ------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
-        """Look up the entry with this exact key.
+        """Look up the entry with this exact key. If there is no entry, try to take the flight.
 
-        If there is no entry and `token` is given, lease the flight to `token` for `lease` seconds, unless another request holds
-        the flight. `known` is a space and the number of the last entry that was read. With `known`, a result without an entry
-        has a `page`.
+        `token` takes the flight for `lease` seconds, unless another request holds it. If `token` is None, the flight is not
+        taken. `known` is a vector space and the number of the last entry that was read. If `known` is given, a result without
+        an entry has a `page`.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
@@ -150,11 +154,11 @@ class Entries:
         response: str,
         vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for `ttl` seconds, end the flight of `token`, and return `kept`.
+        """Store a record for `ttl` seconds, release the flight of `token`, and return `kept`.
 
-        Otherwise, nothing is stored, the flight goes on, and the return value is `purged` (the cache was purged since
-        `generation` was read) or `bound` (the entry exceeds a limit). `response` is the id of the response. `vector` is the
-        space and the encoded form of the text's vector.
+        If the cache was purged after `generation` was read, return `purged`. If the entry exceeds a limit, return `bound`. In
+        both cases, nothing is stored or released. `response` is the id of the response. `vector` is the text's vector space and
+        encoded vector. Both are empty if the text was not embedded.
         """
         space, encoded = vector
         facts = {
@@ -182,7 +186,7 @@ class Entries:
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End the flight of `token` without an answer. For `mark` seconds, no request waits for an answer to this key."""
+        """Release the flight of `token` without an answer. For `mark` seconds, no request waits for an answer to this key."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 
     async def _fly(self, key: Key, token: str, action: str, seconds: float) -> Any:
@@ -191,9 +195,9 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record, at most once a minute, that `owner` may have entries, so that a purge of all owners includes `owner`.
+        """Record that `owner` may have entries, so that a purge of all owners includes `owner`.
 
-        Call this before an answer is computed or stored.
+        Call this before an answer is computed or stored. Redis is called at most once a minute for each owner.
         """
         now = time.time()
         if self._registered.get(owner, 0.0) > now:

@@ -38,10 +38,10 @@ class Match(NamedTuple):
 
 
 class Scan:
-    """Linear search in the vectors of a partition, which are kept in memory together with recently matched records.
+    """Searches the vectors of a partition linearly. The vectors and recently matched records are kept in memory.
 
-    Because of these records, a repeated semantic hit needs one round trip less, which saves a sixth of its time. If vectors and
-    records exceed `max_bytes`, the least recently used partitions are evicted.
+    These records save one round trip for a repeated semantic hit, which is a sixth of its time. If vectors and records exceed
+    `max_bytes`, the least recently used partitions are evicted.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
@@ -56,9 +56,9 @@ class Scan:
         return self._space_of(vector), encode_vector(vector)
 
     def known(self, key: Key) -> tuple[str, int] | None:
-        """Return how much of the partition of `key` was read, or None if there has been no search yet.
+        """Return the vector space of the last search, and the number of the last entry read from the partition of `key`.
 
-        The result is the vector space of the last search, and the number of the last entry that was read (0 if none was read).
+        The number is 0 if no entry was read. The result is None if there has been no search yet.
         """
         if self._latest is None:
             return None
@@ -88,7 +88,7 @@ class Scan:
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
-        """Return the similarity of the nearest entry in memory if the similarity is at least `floor`."""
+        """Return the similarity of the nearest entry in memory, or None if no entry in memory reaches `floor`."""
         partition = self._partitions.get((key.partition, self._space_of(vector)))
         near = partition.vectors.nearest(vector, floor, 1, _now()) if partition is not None else []
         return near[0][1] if near else None
@@ -117,7 +117,7 @@ def _now() -> int:
 
 
 class _Partition:
-    """The entries of a partition that this process has read, up to number `last`, with vectors in one `space`."""
+    """The part of a partition that this process has read: entries up to the number `last`, with vectors in one `space`."""
 
     def __init__(self, space: str, dimensions: int) -> None:
         self.space = space
