@@ -39,13 +39,13 @@ OpenApplication = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManag
 
 
 class Dispatcher:
-    """ASGI middleware that passes requests for the Responses API to the application, and all other requests to `app`.
+    """ASGI middleware that serves the Responses API with the application, and passes all other requests to `app`.
 
-    The application is opened when the lifespan starts or, if there is no lifespan, on the first request.
+    The application is opened when the host's lifespan starts. If the host has no lifespan, it is opened on the first request.
     """
 
     def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
-        """`open_application` opens the application, and gets the members `app` and `state` of the host's lifespan scope."""
+        """`open_application` opens the application. Its argument contains the members `app` and `state` of the host's scope."""
         self.app = app
         self._server = server
         self._open_application = open_application
@@ -79,14 +79,14 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope) -> None:
-        """Raise `UpgradeRequired` for a WebSocket if WebSockets are turned off, and the errors of `check_upgrade`."""
+        """Raise `UpgradeRequired` for a WebSocket if WebSockets are turned off. Also raises the errors of `check_upgrade`."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and self.our_path(scope) is not None:
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, or None if the wrapped `app` serves the path."""
+        """Return the path from `/v1` on, without a final slash. Return None if the wrapped `app` serves the path."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):  # some hosts include `root_path` in the path
@@ -131,7 +131,7 @@ class Dispatcher:
             return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open the application on the first request, for hosts without lifespan support, until the event loop ends."""
+        """Open the application on the first request, because the host has no lifespan. Close it when the event loop ends."""
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
@@ -155,14 +155,14 @@ class Dispatcher:
         return self._jobs.running if self._jobs else 0
 
     def stop(self) -> None:
-        """Begin the drain. Stop claiming jobs, end the streams of background responses, and close idle WebSockets."""
+        """Begin the shutdown. Stop claiming jobs, close the streams of background responses, and close idle WebSockets."""
         if self.application:
             self.application.drain.begun.set()
         if self._jobs:
             self._jobs.stop()
 
     async def fail_runs(self) -> None:
-        """End the drain. Fail the foreground responses in progress, and wait until these responses are stored."""
+        """Fail the foreground responses that are still in progress, and wait until they are stored. New ones fail too."""
         if self.application:
             await self.application.drain.fail_runs()
 

@@ -1,10 +1,10 @@
 """A reverse proxy for all paths that the Responses API does not use.
 
-1. The path, the query, the body and the headers are forwarded unchanged, except for hop-by-hop headers (RFC 9110, section
-   7.6.1), `Host`, `Expect` and `X-Forwarded-*`. Request bodies are framed anew, and must match their `Content-Length`.
+1. The path, the query, the headers and the body are forwarded unchanged. Only hop-by-hop headers (RFC 9110, section 7.6.1) and
+   `Expect` are removed, and `Host` and `X-Forwarded-*` are set. A request body must match its `Content-Length`.
 2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
-3. When one connection is closed before the exchange is complete, the other connection is closed too. The client therefore
-   cannot mistake an interrupted response for a complete one.
+3. If the client or the upstream disconnects early, the other connection is closed too. The client therefore cannot mistake an
+   interrupted response for a complete one.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _MAX_DECODINGS = 3
 
 
 class ReverseProxy:
-    """An ASGI application that forwards requests to `upstream`, a URL such as `http://vllm:8000` or `http://vllm:8000/base`.
+    """An ASGI application that forwards requests to the URL `upstream`, such as `http://vllm:8000` or `http://vllm:8000/base`.
 
-    `base_path`, such as `/openai`, is removed from paths that begin with `base_path`. `passable` restricts the forwarded
-    requests. By default, all methods except CONNECT and TRACE are forwarded. `transport` is closed at the end of the lifespan.
+    `base_path`, such as `/openai`, is removed from the start of paths. `passable` lists the requests that are forwarded. If it
+    is None, all methods except CONNECT and TRACE are forwarded. `transport` is closed at the end of the lifespan.
 
-    Raises `UpstreamError` if the upstream's response is interrupted, so that the server closes the client's connection.
+    If the upstream's response is interrupted, `UpstreamError` is raised. The server then closes the client's connection.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return a body in one ASGI message as bytes, a longer body as a stream, or None if the client has disconnected."""
+        """Return the body: bytes if it is one ASGI message, otherwise a stream. Return None if the client has disconnected."""
         try:
             framing = body_framing(scope["headers"])
         except InvalidFraming as error:
@@ -170,7 +170,8 @@ class ReverseProxy:
 class _RequestBody(httpx.AsyncByteStream):
     """A request body, which is read from the client as fast as the upstream accepts it.
 
-    Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout`.
+    Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout` if the client stops
+    sending. If the client disconnects, iteration waits until it is cancelled.
     """
 
     def __init__(self, first: Message, receive: Receive, framing: BodyFraming) -> None:
@@ -274,13 +275,14 @@ async def _forward(response: httpx.Response, send: Send) -> None:
 class PassablePaths:
     """The requests that the reverse proxy forwards if API keys are required.
 
-    Only listed paths are forwarded, because the upstream trusts this server and therefore every caller with an API key.
+    The upstream trusts this server, and therefore every caller with an API key. For this reason, only listed paths are
+    forwarded.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
         """Parse entries such as `/health` (one path), `/v1/` (all paths below) and `DELETE /v1/files/` (one method).
 
-        An entry without a method allows GET, HEAD, OPTIONS and POST. GET includes HEAD.
+        An entry without a method allows GET, HEAD, OPTIONS and POST. An entry for GET also allows HEAD.
         """
         self._entries: list[tuple[frozenset[str], bytes]] = []
         for entry in entries:

@@ -33,12 +33,12 @@ from .access import Origins, RateLimits
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The key of the host's scope in the scope of a routed request."""
+"""The key in a routed request's scope under which the host's original scope is stored."""
 
 BODY_TIMEOUT = 60.0
 """Maximum number of seconds between two chunks of a request body."""
 UNCOUNTED = 64 * 1024
-"""Number of bytes of each message that `Inbound` does not count, so that large messages never block small messages."""
+"""Bytes of each message that `Inbound` does not count. Small messages are therefore accepted when the total is exhausted."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 """Default and maximum number of items on a page."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -62,7 +62,7 @@ class Receiving:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Add `size` bytes of the message. Raises `Unavailable` if the total exceeds the maximum."""
+        """Add `size` bytes. Raises `Unavailable` if the message is larger than `UNCOUNTED` and the total is too large."""
         inbound, counted = self._inbound, self._counted
         self._size += size
         inbound.size += self._counted - counted
@@ -79,12 +79,12 @@ class Receiving:
 
 
 class Reader:
-    """Reader of the callers and the bodies of requests."""
+    """Reads the caller and the body of each request."""
 
     def __init__(
         self, limits: LimitSettings, auth: AuthSettings, server: ServerSettings, forward_headers: Iterable[str]
     ) -> None:
-        """`forward_headers` are the names of the headers that are forwarded to the upstream in addition to `authorization`."""
+        """`forward_headers` are names in lower case. These headers and `authorization` are forwarded to the upstream."""
         self._auth = auth
         self._max_bytes = limits.max_request_bytes
         self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
@@ -97,14 +97,14 @@ class Reader:
         return self.resolve_and_parse(body, size)[1]
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
-        """Like `parse`, but also return the body after its prompt template has been applied."""
+        """Like `parse`, but also return the body with its prompt template applied."""
         if self._refuses_unknown:
             refuse_unknown(body)
         resolved = self._prompts.resolve(body)
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller, and annotate the request with its owner. Raises the errors of `owner_in`."""
+        """Return the caller, and record its owner for logs and spans. Raises the errors of `owner_in`."""
         scope = request.scope
         headers: dict[str, str] = {}
         for raw, value in scope["headers"]:
@@ -116,10 +116,13 @@ class Reader:
         return Caller(owner, headers, scope.get(HOST_SCOPE, scope), Standing(API_KEY in scope, API_KEY in scope))
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """Read and decode the body, and return the result of `parse(body, size)`, with the body's size in bytes.
+        """Read and decode the body, and return the result of `parse(body, size)`. `size` is in bytes.
 
-        Raises `BadRequest` if the body is compressed or is not JSON, `TooLarge` if it exceeds a limit, `RequestTimeout`,
-        `ClientDisconnect`, `Unavailable` if too many large bodies are being received, and the errors of `parse`.
+        Raises the errors of `parse`, and:
+
+        - `BadRequest` if the body is compressed or is not JSON, or `TooLarge` if it exceeds a limit
+        - `RequestTimeout` if the client stops sending, or `ClientDisconnect` if it disconnects
+        - `Unavailable` if too many large bodies are being received
         """
         receiving = Receiving(self._inbound)
         try:
@@ -158,7 +161,7 @@ async def next_message(receive: Receive) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class EndpointContext:
-    """The objects that the endpoints share. `state` and `jobs` are None if the server has no stored state."""
+    """The objects that the endpoints share. `state`, `jobs` and `cache` are None if the server has no stored state."""
 
     runner: Runner
     upstream: Upstream

@@ -1,7 +1,7 @@
 """The routes of the Responses API, the conversion of exceptions to responses, and the OpenAPI document.
 
 The OpenAPI 3.1 document describes what this server checks: methods, parameters, the members of bodies, and errors. Of OpenAI's
-objects, it describes only the members that identify their types. `scripts/openapi` updates it after changes of the code.
+objects, it describes only the members that identify their types. After changing the code, run `scripts/openapi` to update it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class _Resource:
-    """One path. `endpoints` maps HTTP methods to endpoints, whose exceptions are converted to error responses."""
+    """The ASGI application of one path. It calls the endpoint for the HTTP method, and responds to exceptions with errors."""
 
     path: str
     endpoints: Mapping[str, Endpoint]
@@ -111,7 +111,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document. With `closed`, `CreateResponse` allows no unknown members."""
+    """Return the OpenAPI document. `needs_key` makes a credential required. `closed` forbids unknown members in requests."""
     document: dict[str, Any] = json.loads((files("responses_mw") / "asgi" / "openapi.json").read_text())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]

@@ -98,7 +98,7 @@ class TelemetryMiddleware:
 
 
 class _Answer:
-    """Sends an HTTP response, and records its status, whether it is a stream, and whether the application has ended it."""
+    """Sends an HTTP response, and records its `status` (0 before it starts). `is_over` is set when the response is complete."""
 
     __slots__ = ("_added", "_send", "is_over", "is_stream", "status")
 
@@ -138,7 +138,7 @@ class _Answer:
 
 @contextmanager
 def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None]:
-    """Record a span and an access log line, but no HTTP metrics, for a WebSocket message of type `kind`.
+    """Record a span and an access log line for a WebSocket message of type `kind`. No HTTP metrics are recorded.
 
     `scope` is the scope of the connection.
     """

@@ -1,10 +1,10 @@
 """WebSocket mode: `GET /v1/responses` with an upgrade (OpenAI reference, "WebSocket mode").
 
-1. The member `stream_id` of a request selects its lane. The requests of a lane run one after another, and lanes run
-   concurrently. Each lane is a task. If the client does not read, `send` blocks, and so do the runs of the connection.
+1. Requests with the same `stream_id` form a lane. The requests of a lane run one after another, and lanes run concurrently.
+   Each lane is a task. If the client does not read, `send` blocks, and so do all runs of the connection.
 2. Frames are read as they arrive, so that a disconnect is detected immediately.
 3. When its maximum lifetime has passed or the server shuts down, a connection accepts no more requests. It is closed when the
-   running responses have ended.
+   accepted requests have ended.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WebSockets:
 class Create:
     """A `response.create` frame of `size` bytes. `body` is the body of the equivalent POST request.
 
-    If `generate` is false, the response is created without the model.
+    `lane` is the frame's `stream_id`, or None. If `generate` is false, no model is called, and the response has no output.
     """
 
     body: dict[str, Any]
@@ -103,7 +103,7 @@ class Create:
 
 @dataclass(eq=False)
 class WebSocketConnection:
-    """An accepted WebSocket. The memory of waiting requests is reserved in the owner's `share`."""
+    """An accepted WebSocket. Its waiting requests use memory of the owner's `share`."""
 
     context: EndpointContext
     history: ConnectionHistory
@@ -120,7 +120,7 @@ class WebSocketConnection:
     _group: TaskGroup = field(init=False)
 
     async def run(self) -> None:
-        """Serve requests until the connection is closed. A disconnect by the client cancels all runs."""
+        """Serve requests until the connection is closed. If the client disconnects, all runs are cancelled."""
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
@@ -145,7 +145,7 @@ class WebSocketConnection:
         await self._wind_up(_SERVICE_RESTART, drain.error())
 
     async def _wind_up(self, code: int, error: APIError) -> None:
-        """Refuse further requests with `error`, and close the connection with `code` when all responses have ended."""
+        """Refuse further requests with `error`. When all responses have ended, close the connection with the status `code`."""
         self._refusal = error
         if self._lanes:
             await self._idle.wait()
@@ -183,7 +183,7 @@ class WebSocketConnection:
             await self._send_error(error, lane)
 
     def _begin(self, create: Create) -> None:
-        """Start the response, or queue the request if a response is running in its lane."""
+        """Start the response, or queue the request if its lane is busy. Raises `RateLimited` if there are too many."""
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)
@@ -213,7 +213,7 @@ class WebSocketConnection:
             self._idle.set()
 
     async def _respond(self, create: Create) -> None:
-        """Send the events of one response, or an error if the request is not admitted or its response cannot start."""
+        """Send the events of one response. If the request is refused or the response cannot start, send an error."""
         caller = self.caller.again()
         try:
             try:
@@ -231,7 +231,7 @@ class WebSocketConnection:
             await self._close(_BROKEN, APIError("The server had an error while processing your request."))
 
     async def _run(self, create: Create, caller: Caller) -> None:
-        """Send the events of an admitted request. If its response fails, evict the previous response from memory."""
+        """Send the events of an accepted request. If its response fails, remove the previous response from memory."""
         context, has_failed, last = self.context, True, ""
         try:
             request = await by_size(create.size, context.reader.parse, create.body, create.size)
@@ -291,7 +291,7 @@ def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 
 
 def _steer_failed(frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the frame that refuses a `response.steer`, with the input, so that the client can send the input again."""
+    """Return the frame that refuses a `response.steer`. It contains the input, so that the client can send it again."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",

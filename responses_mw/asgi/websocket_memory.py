@@ -1,8 +1,8 @@
 """Memory for the unstored responses of WebSocket connections.
 
 A response with `store: false` can be continued only by the connection that created the response (OpenAI reference, "WebSocket
-mode"). A response is evicted when its connection ends, when its continuation fails, or when newer responses of the same owner
-need its memory. The memory is limited for each owner and for all owners together.
+mode"). It is evicted when its connection is closed or its continuation fails. It is also evicted when newer responses or
+waiting requests of its owner need the memory. The memory is limited for each owner and for all owners together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITEM_OVERHEAD, _POINTER = 512, 8
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The memory of the items that one response adds to a history. `holders` is the number of histories that share it."""
+    """The memory of the items that one response adds to a history: `size` bytes. It is shared by `holders` histories."""
 
     size: int
     holders: int = 0
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that contains unstored responses, so that its continuations cannot be stored."""
+    """A history that contains unstored responses. Its continuations cannot be stored. `blocks` count its items' memory."""
 
     blocks: Sequence[Block] = ()
 
@@ -83,14 +83,14 @@ class Share:
         self._waiting = 0
 
     def get(self, response_id: str) -> UnstoredChain:
-        """Return the history that ends with `response_id`, and mark the response as the most recently used."""
+        """Return the history that ends with `response_id`, which must be in memory. Mark it as the most recently used."""
         self._held.move_to_end(response_id)
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Store `chain`, the history that ends with `response_id`, and add `response_id` to `known` until the eviction.
+        """Store `chain`, the history that ends with `response_id`. While it is in memory, `known` contains `response_id`.
 
-        The owner's least recently used responses are evicted to make room. If `chain` cannot fit, nothing is stored or evicted.
+        If necessary, evict the owner's least recently used responses. If `chain` does not fit even then, do nothing.
         """
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
@@ -114,7 +114,7 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Reserve memory for a waiting request, if necessary by eviction. Raises `RateLimited` if the request cannot fit."""
+        """Reserve memory for a waiting request. Evict responses if necessary. Raises `RateLimited` if there is not enough."""
         if not self._fits(size):
             raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
@@ -126,7 +126,7 @@ class Share:
         self._grow(-size)
 
     def _fits(self, size: int) -> bool:
-        """Return whether `size` bytes would fit in the memory if all responses of the owner were evicted."""
+        """Return whether `size` bytes fit in the memory, apart from the owner's responses, which can be evicted."""
         memory, wanted = self._memory, self._waiting + size
         return wanted <= memory.owner_bytes and memory.size - self._size + wanted <= memory.total_bytes
 
@@ -152,7 +152,10 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response in Redis or, if `document["store"]` is false or becomes false, in memory."""
+        """Store the response in Redis. If `document["store"]` is false or becomes false, store the response in memory instead.
+
+        Failed and cancelled responses are not stored in memory.
+        """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False
         await super().commit(context, document, gate)
