@@ -244,6 +244,16 @@ def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> N
     assert (response["status"], response["output_text"]) == ("completed", "")
 
 
+@pytest.mark.parametrize("content", [[None], ["x"], "x", 5, {"a": 1}])
+@pytest.mark.parametrize("index", [0, 7])
+@pytest.mark.parametrize("end", [[], [completed()]])
+def test_a_text_that_grows_in_malformed_content_does_no_harm(content: Any, index: int, end: Events) -> None:
+    thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": content}
+    grown = delta("Hm", "rs_theirs", type="response.refusal.delta", content_index=index)
+    response = ended(numbered(added(thought), grown, *end))
+    assert response["status"] == ("completed" if end and (index or isinstance(content, list)) else "failed")
+
+
 def test_log_probabilities_that_are_no_list_do_no_harm() -> None:
     said = [CREATED, added(message()), NEW_PART, {**delta("Hello"), "logprobs": 5}]
     response = ended([*said, completed()])
@@ -318,10 +328,13 @@ def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) ->
         {"type": "function_call", "arguments": {"a": 1}, "name": 5},
     ],
 )
-def test_a_malformed_whole_item_is_shown_without_deltas(members: dict[str, Any]) -> None:
+def test_a_malformed_whole_item_is_shown_without_its_texts(members: dict[str, Any]) -> None:
     events = run([completed({"id": "theirs", "status": "completed", **members})])
-    assert events[-1].type == "response.completed"
-    assert not [event for event in events if event.type.endswith(".delta")]
+    assert [event.type for event in events[2:]] == [
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
     assert decoded(events)[-1]["response"]["output"][0].items() >= members.items()
 
 

@@ -173,8 +173,9 @@ def _logprobs(kind: EventTarget, part: Part) -> dict[str, Any]:
 
 
 def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
-    """Emit the `done` events of an item and, for a call, of its text. The item's parts are already done."""
-    if call := CALL_TEXTS.get(item["type"]):
+    """Emit the `done` events of an item and, for a call, of its text, unless it is malformed. The parts are already done."""
+    call = CALL_TEXTS.get(item["type"])
+    if call and isinstance(item.get(call.member) or "", str):
         emitter.emit(f"{call.stem}.done", item_id=item["id"], output_index=output_index, **ending(item, call))
     emitter.emit(DONE, output_index=output_index, item=item)
 

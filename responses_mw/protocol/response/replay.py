@@ -98,10 +98,11 @@ def _logprobs(holder: Mapping[str, Any]) -> list[Any]:
 
 
 def _part(item: Item, kind: EventTarget, index: Any) -> Part:
-    """Return the part that deltas extend. A part that the upstream did not announce (vLLM for reasoning) is added first."""
-    parts: list[Part] = item.get(kind.holder) or []
+    """Return the part that deltas extend. A part that is malformed, or that was not announced (vLLM), is added first."""
+    given = item.get(kind.holder)
+    parts: list[Part] = given if isinstance(given, list) else []
     item[kind.holder] = parts
-    if isinstance(index, int) and 0 <= index < len(parts):
+    if isinstance(index, int) and 0 <= index < len(parts) and isinstance(parts[index], dict):
         return parts[index]
     parts.append(kind.new_part())
     return parts[-1]
