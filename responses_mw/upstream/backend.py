@@ -120,7 +120,7 @@ class Backend(ABC):
     def items(self, turn: TurnRequest) -> list[Item]:
         """Return all items that the model sees, decrypted.
 
-        Raises `BadRequest` if an item cannot be decrypted, unless the upstream may have encrypted it.
+        `ChatBackend` raises `BadRequest` if it cannot decrypt the last compaction, or reasoning in the request's own input.
         """
 
     @abstractmethod

@@ -52,8 +52,8 @@ _MAX_HELD = 16  # maximum number of chunks that are held back
 class SurrogateHalves:
     """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives, but
-    not longer than for a few chunks without text. A half without its other half becomes U+FFFD.
+    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. At
+    most `_MAX_HELD` chunks are held back. A half without its other half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
