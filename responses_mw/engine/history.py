@@ -33,7 +33,7 @@ class RunContext:
     input: list[Item]
     owner: str
     token: str
-    """The fencing token of the commit."""
+    """Identifies the run to the state store, which refuses the commit if another worker has taken over the response."""
     size: int = 0
     """Size in bytes of all items as JSON, or 0 if the size is unknown."""
 
@@ -53,12 +53,15 @@ class History:
         self._required = required
 
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
-        """Return the history that `request` continues, and the items of its input with new ids and without references.
+        """Return the history that `request` continues, and the items of its input.
 
-        Raises `BadRequest` if the previous response or a referenced item is missing, if the previous response cannot be
-        continued, or if the request needs a state store and there is none. Raises `NotFound` if the conversation is missing,
-        and `OverBound` if the conversation is full or the referenced items are too large. Raises `StateUnavailable` if a needed
-        state store is unavailable or, with `required`, nearly full.
+        The input's items get new ids, and references are replaced with their items. Raises:
+
+        `BadRequest`         the previous response or a referenced item is missing, or the response cannot be continued
+        `NotSupported`       the request needs a state store, but there is none
+        `NotFound`           the conversation is missing
+        `OverBound`          the conversation is full, or the referenced items are too large
+        `StateUnavailable`   the state store is unavailable, or storing is `required` and the store is nearly full
         """
         if self._required and request.store:
             await self._check_memory(self._needed("store"))
@@ -82,7 +85,7 @@ class History:
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
         """Return the history and input of a background response. The items of `request` already have ids.
 
-        `ids` and `token` belong to the job. Raises `BadRequest`, `NotFound` or `StateUnavailable` like `begin`.
+        `ids` and `token` belong to the job. Raises the errors of `begin` if the history can no longer be read.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
@@ -105,7 +108,10 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether storage is requested and a state store is not nearly full. Raises `OverQuota`."""
+        """Return whether storage is requested, and there is a state store that is not nearly full.
+
+        Raises `OverQuota` if the owner's quota has no room for the response.
+        """
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
@@ -121,10 +127,10 @@ class History:
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the finished `document`, unless its `store` is false.
 
-        If `gate` does not accept the caller, or if storing fails, the document's `store` becomes false.
+        If `gate` rejects the caller, or if storing fails, the document's `store` becomes false.
 
-        Raises `NotFound` if the response was deleted during its run. If storing is `required` but fails, also raises
-        `StateUnavailable`, `OverBound` or `OverQuota`.
+        Raises `NotFound` if the response was deleted during its run. Raises `StateUnavailable`, `OverBound` or `OverQuota` if
+        storing fails and is `required`.
         """
         if not document["store"] or self._state is None:
             return
@@ -155,8 +161,8 @@ NO_HISTORY = History(None, required=False)
 async def commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
     """Store a finished response. For a background response, also store `last`, the final batch of its event log.
 
-    Raises `Deleted` if the response was deleted, `Fenced` if another worker holds the job, or `OverBound`, `OverQuota` or
-    `StateUnavailable` if the response cannot be stored.
+    Raises `Deleted` if the response was deleted, or `Fenced` if another worker has taken over the job. Raises `OverBound`,
+    `OverQuota` or `StateUnavailable` if the response cannot be stored.
     """
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
     annotate(stored=True)
@@ -178,8 +184,8 @@ def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
     """Return `items` with each `item_reference` replaced with the referenced item.
 
-    `param` is the `param` of errors. Raises `BadRequest` if an item does not exist, `OverBound` if the items' stored turns are
-    too large, or `StateUnavailable` if Redis is unavailable.
+    Raises `BadRequest` with this `param` if an item does not exist. Raises `OverBound` if the responses that contain the items
+    are too large, or `StateUnavailable` if Redis fails.
     """
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:
@@ -194,7 +200,7 @@ _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Return `items` with new ids from `ids`, which locate the items in the state store. A missing status is added."""
+    """Return `items` with new ids from `ids`, and add missing statuses. An approval request keeps its id."""
     identified = []
     for item in items:
         kind = item["type"]

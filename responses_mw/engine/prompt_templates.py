@@ -1,15 +1,17 @@
 """Prompt templates from `server.prompts_dir`. Each prompt is a TOML or JSON file named after the prompt's id.
 
-    # support.toml: {"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}}
-    current = "2"                       # used by requests without a version; required with several versions
+A request selects version 2 of the file `support.toml` with `"prompt": {"id": "support", "version": "2", "variables":
+{"product": "Widget"}}`:
+
+    current = "2"                       # the version for requests that name none; required if there are several versions
 
     [versions.2]
     instructions = "You answer questions about {{product}}."
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without `versions` defines version `1`. A version may set any parameter of a request, except those in `_NOT_DEFAULTS`. A
-changed file is read again, because the directory may be a mounted ConfigMap.
+A file without `versions` is itself version `1`. A version may set any parameter of a request except those in `_NOT_DEFAULTS`.
+A changed file is read again, because the directory may be a mounted ConfigMap.
 
 The `prompt` of a request is expanded as follows (OpenAI guide, "Prompting"):
 
@@ -71,7 +73,7 @@ class _Template:
 
 
 class _Prompt(NamedTuple):
-    """The templates of the versions of one prompt. `current` is the version for requests without a version."""
+    """One prompt: a template for each version. `current` is the version for requests that name none."""
 
     versions: Mapping[str, _Template]
     current: str
@@ -137,7 +139,7 @@ class Prompts:
         raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
 
     def _load(self, path: Path) -> None:
-        """Read a file if it is new or has changed. Raises `InvalidPrompt` or `OSError`."""
+        """Read a file if it is new or has changed. Raises `InvalidPrompt` if it is invalid, or `OSError` on a read error."""
         stat = path.stat()  # blocks, but for less time than starting a thread takes
         stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if path not in self._files or self._files[path][0] != stamp:
@@ -197,7 +199,7 @@ def _variable(value: Any, path: str) -> str | Part:
 
 
 def _filled(body: dict[str, Any], template: _Template, values: _Variables) -> dict[str, Any]:
-    """Return the template, filled with `values`, and the members of `body`, which take precedence."""
+    """Return the template, filled with `values`, merged with `body`. The members of `body` take precedence."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")
     for name in sorted(values.keys() - template.names):

@@ -47,18 +47,18 @@ class RunMode(Enum):
     """For a client that reads events. An error within `upstream.status_grace` is raised. Afterwards, the run waits for an
     overloaded upstream, and other errors become `response.failed`. The run commits the response before the terminal event."""
     WHOLE = auto()
-    """For a client that reads the final document. An error is raised before a tool call has run, and afterwards becomes part of
-    the document. The run commits the response. Only events that contain the document are created."""
+    """For a client that reads the final document. An error is raised or, after a tool call has run, recorded in the document.
+    The run commits the response. Only events that contain the document are created."""
     DETACHED = auto()
     """For a background job, which commits the response together with its terminal event. The run does not yield this event.
     Errors are recorded in the document. An overload before the first output ends the run, and the job is retried later."""
 
 
 class Outlet:
-    """A way to the client for deltas that need not wake the task that reads the run's events.
+    """Sends deltas to the client without waking the task that reads the run's events.
 
-    While that task waits for the upstream and the outlet is ready, the events of a text that arrives alone in a network read
-    are passed to `send` at once. All other events are yielded by the run.
+    The outlet is used while that task waits for the upstream. If the outlet is ready and a text arrives alone in a network
+    read, the text's events are passed to `send`. The run yields all other events.
 
     This saves a fifth of the CPU per token: 49 us instead of 62 us, measured with the load of the benchmark `steady` on servers
     with and without outlets at the same time, on two busy cores. Remove outlets if they save less than 10 %.
@@ -107,7 +107,7 @@ class Run:
     takeover: Takeover | None = None
     """The output of another worker, if this run continues it."""
     first_events: list[Event] | None = None
-    """The first events of a run from `Runner.resume`, which replace those of `ResponseBuilder.start`."""
+    """The first events of a resumed run. If None, the run begins with those of `ResponseBuilder.start`."""
     phase: Phase = Phase.NOTHING
     """The phase that the turn had reached when another worker left it unfinished, or when the run failed."""
     continuations: int = 0
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def waits_for_upstream(self) -> bool:
-        """Whether to wait for an overloaded upstream, because the client cannot retry or would lose output."""
+        """Whether to wait for an overloaded upstream: true after the HTTP status has been sent, or if there is output."""
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
@@ -174,13 +174,13 @@ class Run:
         return self.assembler.feed(*chunks)
 
     def read(self, turn: OpenTurn) -> ChatStream:
-        """Return the stream of `turn`. Texts that the outlet can take do not appear in the stream."""
+        """Return the stream of `turn`. The stream omits texts that are sent through the outlet."""
         if self.outlet is not None:
             turn.stream.divert(self.pass_on)
         return turn.stream
 
     def pass_on(self, text: Text) -> bool:
-        """Send the events of `text` through the outlet. Return false, and do nothing, if the outlet is not ready.
+        """Send the events of `text` through the outlet. If no outlet is ready, do nothing and return false.
 
         Raises the errors of `feed`.
         """
@@ -221,7 +221,7 @@ class Run:
 
 _DRAIN_INTERVAL = 0.05
 _UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message of uvicorn's cancellation of requests when a host application shuts down."""
+"""Part of the message with which uvicorn cancels requests when the host application shuts down."""
 
 
 class Drain:
@@ -244,7 +244,7 @@ class Drain:
             await asyncio.sleep(_DRAIN_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Return whether the end of the grace period cancelled the current task, and if so, undo the cancellation."""
+        """Return whether the grace period has ended. If so, undo the cancellation of the current task."""
         task = asyncio.current_task()
         if not self.is_over or task is None:
             return False
@@ -252,20 +252,20 @@ class Drain:
         return True
 
     def error(self) -> Unavailable:
-        """Return the error of a run that the shutdown ends."""
+        """Return the error for a run that the shutdown interrupts."""
         return Unavailable("The server is shutting down.")
 
 
 class ActiveRun:
-    """A context manager that registers a run with the drain, which waits for the run and interrupts it.
+    """A context manager that registers a run with the drain. After the grace period, the drain interrupts the run.
 
-    The context must be entered by the task that reads the run's events. Raises `Unavailable` if the grace period has ended.
+    The task that reads the run's events must enter the context. Entering raises `Unavailable` if the grace period has ended.
     """
 
     def __init__(self, drain: Drain) -> None:
         self.drain = drain
         self.events: object = None
-        """The iterator of the run's events, if known."""
+        """The iterator of the run's events, or None if it is unknown."""
         self._task: asyncio.Task[Any] | None = None
         self._is_interrupted = False
         self._can_interrupt = False

@@ -72,9 +72,11 @@ class Runner:
     ) -> AsyncGenerator[list[Event], None]:
         """Make one foreground response, and yield its events in batches, one for each read from the upstream.
 
-        The first batch is yielded when the upstream begins to answer, or, in mode STREAMED, when `upstream.status_grace` ends.
-        In mode WHOLE, a batch may be empty. If `policy` is None, the cache is not used. `history`, if given, replaces the
-        runner's history. Events that are passed to `outlet` are not yielded. Raises `APIError` as described for the `mode`.
+        The first batch is yielded when the upstream begins to answer, in mode STREAMED after `upstream.status_grace` seconds
+        at the latest. In mode WHOLE, a batch may be empty. Events that are passed to `outlet` are not yielded.
+
+        If `policy` is None, the cache is not used. If `history` is None, the runner's history is used. Raises `APIError` as
+        described for the `mode`.
         """
 
         async def begin() -> Run:
@@ -91,7 +93,7 @@ class Runner:
         return events
 
     def not_offered(self, request: CreateResponse) -> list[str]:
-        """Return the types of the request's tools that are not offered to the model because no provider is configured."""
+        """Return the types of the request's tools that are not offered to the model for lack of a search provider."""
         return self._tools.not_offered(request.tools)
 
     def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
@@ -107,7 +109,7 @@ class Runner:
     ) -> AsyncGenerator[list[Event], None]:
         """Make a response without output, and yield its events. WebSocket clients request this with `generate: false`.
 
-        Raises `APIError`, for example `BadRequest` if the input ends with a `compaction_trigger`.
+        Raises `APIError` if the request is refused, for example because its input ends with a `compaction_trigger`.
         """
         await self._upstream.verify(caller)
         run = await self.prepare(request, caller, history)
@@ -119,7 +121,7 @@ class Runner:
         yield await self._commit(run, RunMode.STREAMED)
 
     async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
-        """Return the number of input tokens of the first turn of `request`. Raises `APIError`."""
+        """Return the number of input tokens of the first turn of `request`. Raises `APIError` if they cannot be counted."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             if compaction.is_asked(run.context.input):
@@ -132,7 +134,7 @@ class Runner:
                     await run.toolbox.aclose()
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
-        """Compact the history and input of `request`, and return a `response.compaction` object. Raises `APIError`."""
+        """Compact the history and input of `request`, and return a `response.compaction`. Raises `APIError` if that fails."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             messages = self._compaction.user_messages(run)
@@ -144,8 +146,8 @@ class Runner:
     async def check(self, run: Run) -> None:
         """Check a background `run` before it is queued.
 
-        Raises `BadRequest` if the run's items do not fit together, or if the upstream's API cannot express the items. Runs with
-        server-side tools or compaction are not checked, because the check would have to call the tools or the model.
+        Raises `BadRequest` if the run's items do not fit together, or if the upstream's API cannot express the items. A run
+        with server-side tools or compaction is not checked, because that requires calls to the tools or the model.
         """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
@@ -160,7 +162,10 @@ class Runner:
     # -- preparation --------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:
-        """Prepare a run without calling the model. `history`, if given, replaces the runner's history. Raises `APIError`."""
+        """Prepare a run without calling the model. If `history` is None, the runner's history is used.
+
+        Raises `APIError` if the request cannot be served.
+        """
         history = history or self._history
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -180,7 +185,7 @@ class Runner:
     async def resume(self, request: CreateResponse, caller: Caller, job: Job, takeover: Takeover | None) -> Run:
         """Return the run for the background response of `job`. The items of `request` must have ids.
 
-        `takeover` is the output of another worker, or None if there is no output yet. Raises `APIError`.
+        `takeover` is the output of another worker, or None if there is none yet. Raises `APIError` if the run cannot begin.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -293,7 +298,7 @@ class Runner:
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
-        """Open the first turn, raise or record an error as `mode` requires, and release the run's resources at the end."""
+        """Open the first turn. Raise or record an error of the run as `mode` requires. On exit, release the run's resources."""
         try:
             with active.interruptible():
                 await self._open(run, mode)

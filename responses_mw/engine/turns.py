@@ -53,7 +53,7 @@ MAX_PAUSE = 8.0
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
-"""Maximum number of resends of a turn that is interrupted before its first output. The prompt may crash the servers."""
+"""Maximum number of resends of a turn that is interrupted before its first output. The prompt may be what crashes servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -102,7 +102,8 @@ class TurnLoop:
     async def open(self, run: Run) -> None:
         """Prepare the tools, make a compaction if one is due, and begin the first turn.
 
-        No turn begins yet if a compaction or approved calls precede it, or if another worker has completed the last turn.
+        If a compaction or approved calls precede the first turn, `before` begins it. If another worker has completed the last
+        turn, no turn begins.
         """
         await self.offer_tools(run)
         if run.takeover is not None and run.takeover.is_over:
@@ -116,7 +117,7 @@ class TurnLoop:
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
         """Add the compaction, list the tools and run the approved calls that precede the first turn. Yield all events.
 
-        After a compaction or approved calls, also begin the first turn, unless the client asked only for a compaction.
+        If `open` has not begun the first turn, begin it, unless the client asked only for a compaction.
         """
         if run.compacted is not None:
             yield add_compaction(run)
@@ -138,7 +139,7 @@ class TurnLoop:
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
         """Finish `turn`, run its tool calls, make a compaction if one is due, and begin the next turn. Yield all events.
 
-        A turn follows if calls were run or omitted, if the client need not run any call, and if `turn` was not the last one.
+        No turn follows if the model made no calls, if the client must run some of them, or if `turn` was the last one.
         """
         assembler = run.assembler
         events = assembler.end_turn()
@@ -188,8 +189,8 @@ class TurnLoop:
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`. While the upstream is overloaded, repeat the attempt until `overload_timeout`.
 
-        If the connection breaks before the answer begins, the attempt is repeated at most `RESENDS` times. Raises the last
-        error if the run does not wait for the upstream, or if the next attempt would have to begin after the timeout.
+        If the connection breaks before the answer begins, repeat the attempt at most `RESENDS` times. Raises the last error if
+        the run does not wait for the upstream, or if too little time is left for the delay that the upstream asked for.
         """
         pause, deadline = FIRST_PAUSE, math.inf
         while True:
@@ -214,8 +215,8 @@ class TurnLoop:
     async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
         """Request the current turn, and return it once its answer has begun. `phase` is what the client has seen of the turn.
 
-        Returns None if the client has seen text that the upstream cannot continue. Returns `broken`, the interrupted turn, if
-        its text already has the maximum number of tokens. Raises `APIError`.
+        Return None if the client has seen text that the upstream cannot continue. Return `broken`, the interrupted turn, if its
+        text already has the maximum number of tokens. Raises `APIError` if the request fails.
         """
         if phase is not Phase.TEXT:
             return await self._backend.begin(run.turn_request())
@@ -234,7 +235,7 @@ class TurnLoop:
     # -- interrupted turns ---------------------------------------------------------------------------------------------
 
     def check_end(self, run: Run) -> None:
-        """Raise `UpstreamBrokeOff` if the answer that has ended is incomplete, or if the upstream aborted the answer."""
+        """Raise `UpstreamBrokeOff` if the answer ended before it was complete, or if the upstream aborted it."""
         assembler = run.assembler
         if not (run.turn is None or run.turn.stream.done or assembler.ended):
             raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
@@ -245,7 +246,7 @@ class TurnLoop:
         """Continue the turn interrupted by `error`, and yield the events that close its unfinished items.
 
         Afterwards, `run.turn` has a new answer to read, unless `run.assembler.ended` is true. Raises `error` if the turn cannot
-        be continued, and the errors of requesting the new answer.
+        be continued. Raises another error if the request for the new answer fails.
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
@@ -272,7 +273,7 @@ class TurnLoop:
         )
 
     def _may_continue(self, run: Run, phase: Phase) -> bool:
-        """Return whether a run that was interrupted in `phase` may be continued, and if so, increment its counters."""
+        """Return whether a run that was interrupted in `phase` may be continued. If so, increment its counters."""
         if phase is not Phase.NOTHING:
             run.resends = 0
         elif run.resends == RESENDS:
@@ -326,7 +327,10 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Return a compaction if the input requests one or the tokens exceed the threshold, else None. Raises `APIError`."""
+        """Return a compaction if the input requests one or the tokens exceed the threshold, otherwise None.
+
+        Raises `APIError` if the tokens cannot be counted or the compaction fails.
+        """
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
         # The model must first see the results of approved calls.

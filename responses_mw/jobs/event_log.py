@@ -1,4 +1,4 @@
-"""Write the event logs of all running jobs in one round trip, and finalize jobs in place of their workers."""
+"""Write the event logs of all running jobs in one round trip, and finalize jobs that no worker completes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENTS_BEFORE_OUTPUT = 3
 
 
 class ClaimedJob:
-    """A job that this worker holds, and its pending events. `renewed` is the loop time when the lease was last requested."""
+    """A job that this worker has claimed, and its pending events. `renewed` is the loop time when the lease was requested."""
 
     def __init__(self, job: Job, renewed: float) -> None:
         self.job = job
@@ -83,13 +83,13 @@ class ClaimedJob:
         return batch
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to append, the same one until it is confirmed. Return None if there is none or the lease is lost."""
+        """Return the next batch to append, or None if there is none or the lease is lost. An unconfirmed batch is repeated."""
         if self.sending is None and not self.ending:
             self.sending = self.batch()
         return self.sending if self.stopped != LOST else None
 
     def stop(self, why: str) -> None:
-        """Cancel the run and its request to the upstream. Only the first call has an effect."""
+        """Cancel the run. `why` is LOST, DRAINED or SHUT_DOWN. Only the first call has an effect."""
         if self.stopped is None:
             self.stopped = why
             if why == LOST:
@@ -166,8 +166,8 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process holds the job now, `Deleted` if the response was deleted, or `StateUnavailable` if Redis
-    cannot be reached.
+    Raises `Fenced` if another process has leased the job, `Deleted` if the response was deleted, or `StateUnavailable` if Redis
+    fails.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
@@ -182,7 +182,7 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
-    """Finalize a job with its logged output: `failed` with an `error`, else `cancelled`. Raises the errors of `write_end`."""
+    """Finalize a job with its logged output, as `cancelled` if `error` is None, else `failed`. Raises like `write_end`."""
     output = await read_log(state, job)
     output.cut()
     status = "failed" if error else "cancelled"

@@ -1,7 +1,7 @@
-"""Event log readers of this process.
+"""Stream the event logs of background responses to clients.
 
-A follower has a position in its log, but no buffer. At the end of the log, new batches arrive in announcements. If the client
-is slow, the follower reads from the log when the client is ready.
+A follower reads one log for one client. It has a position in the log, but no buffer. A follower at the end of its log receives
+new batches as messages from the worker. If the client is slow, its follower reads from the log when the client is ready.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Settle = Callable[[str], Awaitable[None]]
 class Followers:
     """All followers of this process. While there are followers, `run` must be running.
 
-    A follower ends if Redis is unavailable for `patience` seconds.
+    If Redis is unavailable for `patience` seconds, a stream is closed without a terminal event.
     """
 
     def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
@@ -44,8 +44,8 @@ class Followers:
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
         """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
 
-        The first batch may be empty. The last batch is `final`, unless this process stops or Redis remains unavailable. Before
-        the first batch, raises `BadRequest` if the log has expired, and `StateUnavailable` if the log cannot be read.
+        The first batch may be empty. The last batch is `final`, unless this process stops or Redis remains unavailable. The
+        first read of the log raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis fails.
         """
         follower = _Follower(self, document, after)
         self._followers.add(follower)
@@ -67,7 +67,7 @@ class Followers:
             self._followers.discard(follower)
 
     async def run(self, settle: Settle) -> None:
-        """Check the responses that had no new batch since the last check, because an announcement or a worker may be lost."""
+        """Every `POLL` seconds, settle the responses without a new batch. A message or a worker may be lost."""
         while True:
             await asyncio.sleep(POLL)
             silent: dict[str, list[_Follower]] = {}
@@ -86,14 +86,14 @@ class Followers:
                     follower.announce(None)
 
     def close(self) -> None:
-        """End all streams without a terminal event, so that clients resume on another replica."""
+        """Close all streams without a terminal event, so that clients resume on another replica."""
         self.is_closed = True
         for follower in self._followers:
             follower.announce(None)
 
 
 class _Follower:
-    """A reader of one log. `number` is the number of the last event that the reader has passed."""
+    """Reads one log for one client. `number` is the number of the last event that was passed to the client."""
 
     def __init__(self, followers: Followers, document: Document, number: int) -> None:
         self._followers = followers
@@ -107,7 +107,7 @@ class _Follower:
         self._waiter: asyncio.Future[Batch | None] | None = None
 
     def announce(self, batch: Batch | None) -> None:
-        """Announce a new `batch`. Without a batch, announce that the log may have grown."""
+        """Report a new `batch`, or None if the log may have new batches."""
         if batch is not None and batch.last <= self.number and not batch.final:
             return
         if self._waiter is None or self._waiter.done():
@@ -124,7 +124,7 @@ class _Follower:
         return Batch(seen + 1, batch.last, sse.skip(batch.data, seen + 1 - batch.first), final=batch.final)
 
     async def next(self) -> list[Batch]:
-        """Wait for the next batches. Return an empty list if the follower must end."""
+        """Wait for the next batches. Return an empty list if the stream must be closed."""
         batches: list[Batch] = []
         while not (batches or self._is_at_end or self._followers.is_closed):
             batch = None if self._is_behind else await self._news()
@@ -143,10 +143,10 @@ class _Follower:
         return None
 
     async def read(self, *, first: bool = False) -> list[Batch]:
-        """Read the next batches. Return an empty list if the log has no new batches, or if the follower must end.
+        """Read the next batches. Return an empty list if the log has no new batches, or if the stream must be closed.
 
-        The `first` read raises `StateUnavailable`, and `BadRequest` if the log has expired. Later reads are repeated for
-        `patience` seconds while Redis is unavailable.
+        The `first` read raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis fails. Later reads are
+        repeated for `patience` seconds while Redis is unavailable.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._followers.patience
@@ -191,7 +191,7 @@ class _Follower:
         return self._failed(f"The events of the response cannot be read: {reason}.")
 
     def _failed(self, message: str) -> Batch:
-        """Return a `response.failed` event as the final batch. The event's number is valid for this follower only."""
+        """Return a `response.failed` event as the final batch. The event's number is valid for this client only."""
         error, number = {"code": "server_error", "message": message}, self.number + 1
         event = end({**self._document, "status": "failed", "error": error}, number)
         return Batch(number, number, sse.encode([event]), final=True)

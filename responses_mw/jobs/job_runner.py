@@ -76,8 +76,9 @@ class JobRunner:
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job until the job ends, returns to the queue or is stopped.
 
-        Raises `InvalidEnvelope` if only another replica may have the key of the job's secrets, `Deleted` if the response was
-        deleted, `Fenced` if another process holds the job, or `StateUnavailable` if Redis cannot be reached.
+        Raises `InvalidEnvelope` if this replica cannot decrypt the job's secrets, but another replica may have the key. Raises
+        `Deleted` if the response was deleted, `Fenced` if another process has leased the job, or `StateUnavailable` if Redis
+        fails.
         """
         job = claimed.job
         try:
@@ -145,7 +146,7 @@ class JobRunner:
         return run is None or not claimed.has_begun or await self._runner.turns.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
-        """Decrypt the job's secrets. Raises `Unauthorized`, or `InvalidEnvelope` if another replica may have the key."""
+        """Decrypt the job's secrets. Raises `InvalidEnvelope` if another replica may have the key, otherwise `Unauthorized`."""
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
         try:
@@ -289,7 +290,7 @@ def retry_reason(error: Exception | None) -> str | None:
 
 
 def retry_delay(retries: int, error: UpstreamError) -> float:
-    """Return the delay of the next retry in seconds. It grows exponentially with jitter. The upstream may request more."""
+    """Return the delay of the next retry in seconds: exponential with jitter, but at least `error.retry_after`."""
     backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
     return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
 
@@ -320,7 +321,7 @@ class CircuitBreaker:
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
     def skip(self) -> None:
-        """Record that the job that started last does not call the upstream, so that another job may start."""
+        """Allow another job to start, because the last one does not call the upstream."""
         self._next_probe = 0.0
 
     def succeed(self) -> None:

@@ -53,9 +53,10 @@ class JobService:
         self._stopped = False
 
     async def check_secrets(self) -> None:
-        """Check that every replica can decrypt the credential that is stored with a job.
+        """Check that every replica can decrypt the credential that is stored with a job. An embedded Redis needs no check.
 
-        Raises `NotSupported` if `auth.secret_keys` is not set or differs from the other replicas' keys, and `StateUnavailable`.
+        Raises `NotSupported` if `auth.secret_keys` is not set or differs from the other replicas' keys. Raises
+        `StateUnavailable` if Redis fails.
         """
         if self._keys_agree:
             return
@@ -100,14 +101,14 @@ class JobService:
         return document
 
     def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:
-        """See `Followers.follow`."""
+        """Yield the batches of events after event number `after`; -1 yields all. See `Followers.follow`."""
         return self._followers.follow(document, after)
 
     async def cancel(self, response_id: str, owner: str) -> Document:
         """Cancel a background response unless it has ended, and return its document.
 
-        Raises `Missing` if the response does not exist, `BadRequest` if it is not a background response, or `Unavailable` if it
-        cannot be cancelled now.
+        Raises `Missing` if the owner has no such response, or `BadRequest` if it is not a background response. Raises
+        `Unavailable` if it cannot be cancelled now.
         """
         for _ in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
@@ -128,7 +129,10 @@ class JobService:
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete a response. A queued or running response is first cancelled. Raises `Missing` or `Unavailable`."""
+        """Delete a response. A queued or running response is first cancelled.
+
+        Raises `Missing` if the owner has no such response, or `Unavailable` if it cannot be cancelled or deleted now.
+        """
         with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:
@@ -138,7 +142,7 @@ class JobService:
     async def settle(self, response_id: str) -> None:
         """Finalize a response whose worker was lost, or queue a waiting response that is missing from the queue.
 
-        Raises `StateUnavailable`.
+        Other responses stay as they are. Raises `StateUnavailable` if Redis fails.
         """
         taken = await self._state.jobs.take(response_id, "settle", worker="", lease=self._lease)
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
@@ -168,7 +172,7 @@ class JobService:
         return self._worker.running if self._worker is not None else 0
 
     def stop(self) -> None:
-        """Stop claiming jobs, and end the streams of background responses, so that clients resume on another replica."""
+        """Stop claiming jobs, and close the streams of background responses, so that clients resume on another replica."""
         self._stopped = True
         self._followers.close()
         if self._worker is not None:

@@ -1,7 +1,7 @@
 """Claim jobs, run the jobs, and renew their leases.
 
-Each job has one holder, which knows the job's fencing token. The scripts reject writes with any other token. A worker stops a
-run if a write is rejected, or if the lease was not renewed for most of its duration.
+Each lease has a fencing token. The scripts reject writes with any other token. A worker stops a run if a write is rejected, or
+if the lease was not renewed for most of its duration.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str) -> None:
-        """Claim and run the job. After an error, which is logged, the lease expires and a worker claims the job again."""
+        """Claim and run the job, and log errors. After most errors, a worker claims the job again when its lease expires."""
         try:
             await self._take(response_id)
         except Damaged as error:
