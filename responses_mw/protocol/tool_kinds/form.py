@@ -58,8 +58,7 @@ class OfferedFunction:
 
 
 Role: TypeAlias = Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"]
-"""The role of an item in a conversation. The client executes a `call`, and the server a `served_call`. A `nothing` does not
-become a chat message."""
+"""The role of an item. The client executes a `call`, and the server a `served_call`. A `nothing` becomes no chat message."""
 
 
 def _arguments(item: Item) -> str:
