@@ -123,7 +123,7 @@ class _Parser(ArgumentParser):
         group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments. If a flag is unknown, exit with an error that names the most similar flag."""
+        """Parse the arguments. If a flag is unknown, exit with an error that suggests the most similar flag."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]

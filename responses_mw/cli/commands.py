@@ -1,4 +1,4 @@
-"""The commands. `uses` lists patterns of the settings that have flags. Without `uses`, all settings have flags."""
+"""The commands. `uses` lists patterns of the settings that are flags of a command. Without `uses`, all settings are flags."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ServeCommand(Settings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
-    processes: int = Field(1, ge=1, le=64, description="processes that listen on the port; each uses one core")
+    processes: int = Field(1, ge=1, le=64, description="number of processes that listen on the port; each uses up to one core")
     check: CliImplicitFlag[bool] = Field(
-        False, description="check the settings and everything that they name, print the results, and exit"
+        False, description="check the settings and the files, ports and servers that they name, print the results, and exit"
     )
 
     def cli_cmd(self) -> None:
@@ -104,14 +104,14 @@ class CacheCommand(Settings):
 
     action: CliPositionalArg[Literal["stats", "purge", "explain"]] = Field(description="stats, purge or explain")
     texts: CliPositionalArg[list[str]] = Field([], description="the two texts that explain compares")
-    owner: str | None = Field(None, description="owner, as the hash in the keys of Redis (unset: all owners)")
+    owner: str | None = Field(None, description="owner to count or purge, as the hash in Redis keys (unset: all owners)")
 
     def cli_cmd(self) -> None:
         _log(self)
         if self.action == "explain":
             sys.exit(asyncio.run(explain_cache(self)))
         if self.redis.url is None:
-            sys.exit("responses-mw: cache needs a Redis that outlives its servers. Use --redis, or RESPONSES_MW_REDIS_URL.")
+            sys.exit("responses-mw: cache stats and purge need the servers' Redis. Use --redis, or RESPONSES_MW_REDIS_URL.")
         sys.exit(asyncio.run(run_cache_command(self)))
 
 
@@ -174,7 +174,7 @@ def _unknown_variables() -> list[str]:
 
 
 async def work(settings: Settings) -> None:
-    """Run background responses until a signal stops the process."""
+    """Run background responses until a signal stops the process. Raises the errors of `open_core` and `open_admin`."""
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(no_app, settings) as core:
@@ -196,7 +196,7 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether one text's answer would be a hit for the other. Return 0 for a hit, 1 for a miss, or 2 for an error."""
+    """Print whether the cache treats two texts as equivalent. Return 0 if it does, 1 if it does not, or 2 for an error."""
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2
@@ -236,7 +236,7 @@ async def no_app(*_: object) -> None:
 # -- serve --check ------------------------------------------------------------------------------------------------------
 
 _PATIENCE = 10.0
-"""Maximum value of `upstream.timeout` and `tools.timeout`, and value of `cache.timeout`, during the check."""
+"""Timeouts in seconds during the check: the maximum for the upstream and tools, and the timeout of the cache."""
 _MAX_PROVEN = 8
 """Maximum number of models whose continuation of interrupted answers is tested. Each test generates one token."""
 
@@ -244,7 +244,8 @@ _MAX_PROVEN = 8
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    `unknown` are the names of unknown environment variables. If there are any, a test fails. `check_ports` may raise `OSError`.
+    `unknown` lists unknown environment variables. Unless it is empty, a test fails. `check_ports` raises `OSError` if a port
+    cannot be opened.
     """
     hasty = settings.model_copy(
         update={

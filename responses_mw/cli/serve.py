@@ -1,7 +1,8 @@
 """The command `responses-mw serve`, in one or several processes, and the start message.
 
 With `--processes N`, each process has its own listening socket (SO_REUSEPORT), and the kernel distributes the connections. The
-parent only reserves the port, starts and replaces processes, and forwards signals. If the parent exits, its processes drain.
+parent only reserves the port, starts and replaces processes, and forwards signals. If the parent exits, its processes stop
+gracefully.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _run_server(
 ) -> None:
     """Serve in this process until a signal stops the process. If the server cannot start, exit with an error status.
 
-    When the server is listening, `started` is called in the event loop with the server and the facts for the start message.
+    `started` is called in the event loop when the server is listening. Its arguments are the server and the facts for the start
+    message. If `listener` is None, the server opens its own socket.
     """
     import uvicorn
 
@@ -102,7 +104,7 @@ def _run_server(
 
 
 def check_ports(settings: ServeCommand) -> None:
-    """Check that the server's port and the admin port can be opened. Otherwise, raise `OSError`, which names the port."""
+    """Raise `OSError` if the server's port or the admin port cannot be opened. The error names the port."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:

@@ -1,4 +1,4 @@
-"""The settings of the middleware and their sources: flags (parsed by `responses_mw.cli`), environment variables, a TOML file.
+"""The settings of the middleware. Their sources are flags (see `responses_mw.cli`), environment variables and a TOML file.
 
 Flags take precedence over variables, and variables over the file.
 """
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read the settings from the environment and the config file, and log a warning that names unknown variables.
+        """Read the settings from the environment and the config file. If the environment has unknown variables, log a warning.
 
         Raises `ValidationError` or `SettingsError` if the settings are invalid.
         """
@@ -181,9 +181,9 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the variables with the prefix `RESPONSES_MW_` that are not in `known`, each with a suggestion.
+    """Return the environment variables that begin with `RESPONSES_MW_` but are not in `known`. Each may have a suggestion.
 
-    Variables that begin with a prefix in `ignored`, or that Kubernetes sets for Services, are omitted.
+    Variables that begin with a prefix in `ignored` are omitted. Variables that Kubernetes sets for Services are omitted too.
     """
     names = sorted(set(known))
     return [
@@ -192,7 +192,7 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
 
 
 def origins(settings: Settings) -> dict[str, str]:
-    """Map each setting that differs from its default to its origin: an environment variable, the config file, or a flag."""
+    """Map each changed setting to its origin: the environment variable, the path of the config file, or `a flag`."""
     kind = type(settings)
     given, content = _ours(), _read(settings.config) if settings.config else {}
     without_flags, found = settings, dict[str, str]()
@@ -214,7 +214,7 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables that begin with `PREFIX`, without those that Kubernetes sets for Services. Names are upper-case."""
+    """Return the variables that begin with `PREFIX`, except those that Kubernetes sets for Services. Names are upper-case."""
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
 
@@ -245,9 +245,9 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the name in `known` that is most similar to `name`, or "" if no name is similar.
+    """Return a hint such as ` (did you mean redis.url?)`, or "" if no name in `known` is similar to `name`.
 
-    If exactly one name in `known` consists of a group and `name`, or begins with `name`, this name is preferred.
+    If exactly one name in `known` consists of a group and `name`, or begins with `name`, the hint suggests it.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

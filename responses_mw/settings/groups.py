@@ -123,13 +123,13 @@ class UpstreamSettings(Group):
     url: BaseURL | None = None
     """URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"""
     api_key: SecretStr | None = None
-    """API key sent to the upstream instead of the caller's credential; with proxied requests only if auth.api_keys is set"""
+    """API key sent to the upstream instead of the caller's credential; in proxied requests only if auth.api_keys is set"""
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = "auto"
     """type of the upstream server; auto detects it"""
     api: Literal["chat", "responses"] = "chat"
-    """upstream API: /v1/chat/completions, or the upstream's own /v1/responses; in both cases, this server stores the state"""
+    """upstream API: chat is /v1/chat/completions, responses is its own /v1/responses; this server stores the state with both"""
     think_tag: str | None = None
-    """tag that encloses reasoning in the model's text, e.g. think"""
+    """tag that encloses reasoning in the model's text, e.g. think (unset: the text contains no reasoning)"""
     forward_headers: Names = Field(
         ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"]
     )
@@ -218,7 +218,7 @@ class AuthSettings(Group):
     api_keys: Names = Field([])
     """API keys as name:sha256:hash, or @PATH of a file with one key per line; if set, requests without a key are refused"""
     tenant_header: str | None = None
-    """header in which a trusted gateway names the owner (unset: the credential is the owner)"""
+    """header in which a trusted gateway names the owner (unset: the API key or the credential identifies the owner)"""
     tenant_keys: Names = Field([])
     """names of the API keys that may use tenant_header (unset: all)"""
     proxy_paths: Annotated[list[Annotated[str, Field(pattern=r"^([A-Z]+ )?/[!-~]*$")]], *LIST] = Field(
@@ -260,7 +260,7 @@ class CacheSettings(Group):
     embedding_model: str | None = None
     """embedding model; required for the semantic cache"""
     embedding_url: BaseURL | None = None
-    """URL of the server with /v1/embeddings (unset: the upstream, with the caller's credential)"""
+    """URL of the server with /v1/embeddings (unset: the upstream)"""
     embedding_api_key: SecretStr | None = None
     """API key for embedding_url"""
     threshold: float = Field(0.95, ge=0, le=1)

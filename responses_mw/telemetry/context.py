@@ -53,7 +53,7 @@ class Failure:
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the upstream's status if the upstream caused `error`, otherwise the name of the error's class."""
+    """Return the value of `error.type`: the status that the upstream sent or, without one, the name of the error's class."""
     status = error.upstream_status if isinstance(error, APIError) else None
     return str(status) if status is not None else type(error).__name__.lstrip("_")
 
@@ -84,10 +84,10 @@ class RequestContext:
     tool_errors: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request to the upstream's first chunk or event. Summaries of the history do not count.
+    """Seconds from the start of the request to the first chunk or event of the upstream's answer. None before that.
 
-    It is None until then. It stays None for cache hits, repeated and background creates, and errors before the first chunk. A
-    stream's headers are sent after `upstream.status_grace` at the latest, so the time may still be None then.
+    It stays None for cache hits, repeated and background creates, and errors before the first chunk. Summaries of the history
+    do not count. A stream's headers may be sent before the first chunk, so the time may still be None then.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
@@ -97,7 +97,7 @@ class RequestContext:
     """The time when the request reached the middleware, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
-        """Record that the request failed with `error`. Set `outcome` to `refused` or `failed`."""
+        """Record that the request failed with `error`. Set `outcome` to `refused` for a client's error, otherwise `failed`."""
         if isinstance(error, UpstreamError):
             is_refusal = error.status in (401, 403)
         else:
@@ -105,7 +105,7 @@ class RequestContext:
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
-        """Return the value of `error.type` for a response with this HTTP `status`, or "" if the server did not fail."""
+        """Return the value of `error.type` for the HTTP `status`. Return "" if neither the request nor its run failed."""
         if status >= 500:
             return str(status)
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
@@ -173,7 +173,10 @@ def activated(request: RequestContext) -> Iterator[None]:
 
 
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
-    """Set `facts` about the current request, if there is one. `error` ended it. It creates or retrieves `response`."""
+    """Record facts about the current request: the `error` that it failed with, or the `response` that it creates or retrieves.
+
+    The names of `facts` are fields of `RequestContext`. If there is no current request, do nothing.
+    """
     request = _CURRENT.get()
     if request is None:
         return
@@ -201,8 +204,8 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
 def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
     """Record the outcome and the usage of the current request's run. A later call replaces the data of an earlier call.
 
-    `error` is the exception that ended the run, if known. The call is ignored if `begin_run` did not record this `document`,
-    because internal runs, such as the run that summarizes the history, have other documents.
+    `error` is the exception that the run failed with, if known. If `document` is not the current request's response, do
+    nothing. Internal runs have other documents, for example the run that summarizes the history.
     """
     request = _CURRENT.get()
     if request is None or document["id"] != request.response_id:
@@ -250,7 +253,7 @@ def log_facts(
 
 
 def count_response(request: RequestContext, kind: str) -> None:
-    """Add the response that `request` creates, if any, to the metrics and to its owner's usage.
+    """Add the response of `request` to the metrics and to its owner's usage. If it created no response, do nothing.
 
     `kind` is how the response was requested: `json`, `stream`, `websocket`, or `background` for a job.
     """
@@ -265,7 +268,7 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """Log a warning with the facts of `request` and the facts in `more` if its run failed."""
+    """If the run of `request` failed, log a warning with its facts and the facts in `more`."""
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
@@ -277,9 +280,11 @@ def report_failure(request: RequestContext, **more: Any) -> None:
 def report_continuation(
     response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
 ) -> None:
-    """Record that a response was continued, at the `phase` that the client had received, in the metrics, the span and the log.
+    """Record in the metrics, the span and the log that an interrupted response was continued.
 
-    `reason` is `broken`, `timeout` or, for a lost worker, `worker`. `tokens` were kept. The client waited `pause` seconds.
+    `reason` is `broken`, `timeout`, or `worker` for a lost worker. `phase` is the last kind of output that the client had
+    received. `tokens` is the number of tokens that were kept, or None. `pause` is the time in seconds until the new answer
+    began, or None.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
@@ -292,7 +297,7 @@ def report_continuation(
 
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
-    """Log and count a job whose end was recorded by a process other than its worker, with the error if the job failed."""
+    """Log and count a job that was finalized without its worker. If it failed, `code` and `kind` describe the error."""
     failure = Failure(code, kind or code) if code else Failure()
     request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())

@@ -1,7 +1,7 @@
 """Names of attributes and metrics in OpenTelemetry's semantic conventions. All other modules use these constants.
 
-- `GenAI`, `GenAIMetric`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are
-  taken from its main branch in October 2026. Their status is Development, so they may change.
+- `GenAI`, `GenAIMetric`: https://github.com/open-telemetry/semantic-conventions-genai. It has no release, so the names are from
+  its main branch in October 2026. Their status is Development, so they may change.
 - `Own`: attributes of this server that no convention covers.
 - All other names: semantic conventions 1.44.0. The names in `Messaging` may change too.
 """

@@ -1,11 +1,11 @@
 """Metric types that record to a Prometheus registry of this package and to OpenTelemetry's global meter.
 
-- Names and units follow OpenTelemetry's conventions. The Prometheus names are derived from these names as specified in
-  "Prometheus and OpenMetrics Compatibility" (OpenTelemetry's specification).
+- Names and units follow OpenTelemetry's conventions. Prometheus names are derived from them, as in "Prometheus and OpenMetrics
+  Compatibility" (OpenTelemetry's specification).
 - Counters are registered with OpenTelemetry as observable counters, which read the Prometheus values at export. Adding to an
   SDK counter would take ten times as long.
-- If PROMETHEUS_MULTIPROC_DIR is set when the package is imported, the processes of one server share their metrics through files
-  in that directory. The counters' files are kept when a process exits, so that no counter decreases.
+- If PROMETHEUS_MULTIPROC_DIR is set on import, the processes of one server share their metrics through files in that directory.
+  The counters' files are kept when a process exits, so that no counter decreases.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Instrument(Generic[Metric]):
     def __init__(
         self, kind: type[Metric], name: str, unit: str, description: str, labels: Sequence[str] = (), **options: Any
     ) -> None:
-        """`name` and `labels`, the attributes that may be recorded, are OpenTelemetry names. `options` are those of `kind`."""
+        """`name` and `labels` are OpenTelemetry names. `labels` lists the allowed attributes. `options` are those of `kind`."""
         label_names = [_prometheus_name(label) for label in labels]
         self._metric = kind(_prometheus_name(name, unit), description, label_names, **{"registry": REGISTRY, **options})
         self._labels = labels
         self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
-        """Return the series and the attributes to record. After `MAX_SERIES` series, all labels become `OTHER`."""
+        """Return the series and the attributes to record. After `MAX_SERIES` series, all labels of new ones become `OTHER`."""
         if not self._labels:
             return self._metric, attributes
         given = tuple(attributes.items())
@@ -127,7 +127,7 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """A set of at most `maximum` names that may be label values. Names of more than `MAX_NAME` characters are not admitted."""
+    """The names that may be label values: at most `maximum`, each of at most `MAX_NAME` characters. Others become `OTHER`."""
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
@@ -169,7 +169,7 @@ def is_shared() -> bool:
 
 
 def forget_process(pid: int, directory: str) -> None:
-    """Remove the gauges of the ended process `pid` from the shared metrics in `directory`."""
+    """Remove the gauges of the exited process `pid` from the shared metrics in `directory`."""
     mark_process_dead(pid, directory)  # type: ignore[no-untyped-call]
 
 

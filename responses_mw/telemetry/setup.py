@@ -42,10 +42,10 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
 
 
 def set_up_sdk() -> None:
-    """Configure the export of traces and metrics by OTLP over HTTP from OpenTelemetry's environment variables.
+    """Export traces and metrics by OTLP over HTTP, as OpenTelemetry's environment variables specify.
 
-    Nothing is configured if neither an endpoint nor an exporter is set, or if `opentelemetry-instrument` has already set a
-    tracer provider. Raises `StartupError` if another exporter or protocol is set, or if a variable is invalid.
+    Do nothing if no endpoint or exporter is set, or if `opentelemetry-instrument` has already set a tracer provider. If the SDK
+    is not installed, log a warning. Raises `StartupError` if a variable is invalid, or sets another exporter or protocol.
     """
     if not isinstance(get_tracer_provider(), ProxyTracerProvider):
         return

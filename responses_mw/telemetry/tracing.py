@@ -1,7 +1,7 @@
 """Spans and the propagation of trace context. Without a tracer provider, spans are not recorded.
 
-docs/observability.md lists the spans. A turn's span is never made the current span, because turns run in async generators, and
-the code that consumes a generator would see the generator's context between two items. Pass this span to `with_trace_context`.
+docs/observability.md lists the spans. A turn's span is never made the current span. Turns run in async generators, and between
+two items, the consumer's code sees the generator's context. Pass a turn's span to `with_trace_context` instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_tracing() -> bool:
 
 
 def is_measuring() -> bool:
-    """Return whether a meter provider is set, other than the API package's own providers, which record nothing."""
+    """Return whether a meter provider records metrics. The default providers of OpenTelemetry's API package record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
@@ -55,9 +55,9 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
 
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
-    """Return a context manager that makes `span` the current span, unless `span` is None. The span is not ended on exit.
+    """Return a context manager that makes `span` the current span, or that does nothing if `span` is None.
 
-    Exceptions are not recorded, because their messages may quote the request.
+    The span is not ended on exit. Exceptions are not recorded, because their messages may quote the request.
     """
     return _NO_SPAN if span is None else trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
@@ -87,9 +87,9 @@ def ending(span: Span) -> Iterator[None]:
 
 
 def start_request_span(name: str, scope: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Span:
-    """Start the span of a request, as a child of the span in the headers of `scope`.
+    """Start the span of a request. Its parent is the client's span in the headers of `scope`, if any.
 
-    If the host application has a current span, the new span is an internal child of that span instead.
+    If the host application has a current span, that span is the parent instead.
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
@@ -114,7 +114,7 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
 
 
 def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:
-    """Set the facts of `request`, and an HTTP request's `method` and `status`, as attributes of `span`. End the span."""
+    """End `span` with the facts of `request` as attributes. `method` is "" if the request is not an HTTP request."""
     if span.is_recording():
         attributes: dict[str, str | int] = {**request.span_attributes()}
         if method:
@@ -160,7 +160,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
     """Trace a job that runs in this task, and count the job as running. Yield the job's facts.
 
-    The job has a separate trace, which `link_to_request` links to the request that queued the job.
+    The job has its own trace. `link_to_request` links it to the trace of the request that queued the job.
     """
     attributes = _messaging("process", response_id)
     span = TRACER.start_span("process responses", Context(), SpanKind.CONSUMER, attributes)
@@ -185,10 +185,10 @@ def link_to_request(headers: Mapping[str, str]) -> None:
 def redis_span(
     operation: str, script: str, size: int, address: Callable[[], tuple[str | None, int | None, int | None]]
 ) -> AbstractContextManager[None]:
-    """Return a context manager that traces a round trip of `size` commands to Redis. `script` is the name of a Lua script.
+    """Return a context manager that traces a round trip of `size` commands to Redis. `script` names a Lua script, or is "".
 
-    `address` returns the host, the port and the database. Round trips without a current span, such as those of periodic work,
-    are not traced, because each would start a separate trace.
+    `address` returns the host, the port and the database. Without a current span, nothing is traced, so that the round trips of
+    periodic work do not start separate traces.
     """
     if not get_current_span().is_recording():
         return _NO_SPAN
@@ -207,14 +207,14 @@ def redis_span(
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
-    """Record the duration of a round trip to Redis, and the class of the `error` if the round trip failed."""
+    """Record how many `seconds` a round trip to Redis took. If it failed, also record the class of the `error`."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 
 
 @contextmanager
 def measured_embedding(model: str) -> Iterator[None]:
-    """Record the duration of the `with` block, which requests one embedding, and the class of the error if it raises one."""
+    """Record the duration of the `with` block, which requests one embedding. If it fails, also record the cause's class."""
     attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
     try:
         yield
@@ -235,8 +235,9 @@ def tool_call_span(
 ) -> Iterator[Callable[[Any, bool], None]]:
     """Trace and measure a call to the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of this span.
 
-    `label` is the label of the MCP server. `kind` and `server` are label values of a metric, so they must not be chosen by
-    clients. Yield a function `record(content, failed)` that records the call's result and whether the tool failed.
+    `label` is the label of the MCP server, or "" for other tools. `kind` and `server` become label values of a metric, so
+    clients must not choose them. Yield a function `record(content, failed)` that records the result and whether the tool
+    failed.
     """
     request = current_request()
     described = {
