@@ -241,7 +241,7 @@ def _names(text: str) -> list[str]:
 
 
 class _Values:
-    """Fills one schema with the names and numbers of a text, which are used in turn."""
+    """Fills one schema with the names and numbers of a text. They are used in turn."""
 
     def __init__(self, root: dict[str, Any], text: str) -> None:
         self._text = text
@@ -257,7 +257,7 @@ class _Values:
         self._numbers = cycle(numbers or [0])
 
     def value(self, schema: Any, depth: int) -> Any:
-        """Return a value for `schema`, which is at this level of nesting."""
+        """Return a value for `schema`. `depth` is its level of nesting."""
         if depth > _TOO_DEEP:
             raise SchemaError("the schema is nested too deeply")
         if "$ref" in schema:
@@ -309,7 +309,7 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of `schema`, or the first of several types that is not null. A reference usually is to an object."""
+    """Return the type of `schema`, or the first of several types that is not null. A `$ref` counts as an object."""
     kind = schema.get("type") or ("object" if schema.keys() & {"properties", "$ref"} else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

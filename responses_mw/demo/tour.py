@@ -1,4 +1,4 @@
-"""The tour: its servers, and its steps, which call `responses-mw` with the official `openai` client and check the answers."""
+"""The tour. Its steps call `responses-mw` with the official `openai` client and check the answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _START_SECONDS, _END_SECONDS = 30.0, 5.0
 
 
 class CheckFailed(Exception):
-    """The message describes what the failed check expected."""
+    """A check failed. The message describes what it expected."""
 
 
 class ServerFailed(Exception):
@@ -310,7 +310,7 @@ def _first_free(host: str, *ports: int) -> int:
 
 
 def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file `output`, and return the URL in the message."""
+    """Wait for the start message in the file `output`, and return its URL. Raises `ServerFailed` if there is none in time."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")
@@ -355,7 +355,7 @@ def _end_on_signals() -> None:
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Raise a signal's exception again if it was raised in a finalizer, where Python ignores exceptions."""
+    """Raise a signal's exception again if Python ignored it because it was raised in a finalizer."""
     error = ignored.exc_value
     if not isinstance(error, SystemExit | KeyboardInterrupt) or not hasattr(signal, "setitimer"):
         sys.__unraisablehook__(ignored)

@@ -35,7 +35,7 @@ class SandboxSettings(BaseSettings):
         16,
         gt=0,
         le=1000,
-        description="maximum number of containers; then a new one replaces the one that has been idle for longest",
+        description="maximum number of containers; a further one replaces the one that has been idle for longest",
     )
     keep: float = Field(1200.0, gt=0, description="time that a container is kept after its last call, in seconds")
     first_uid: int = Field(
@@ -46,7 +46,7 @@ class SandboxSettings(BaseSettings):
     )
 
     # -- limits of a container
-    call_timeout: float = Field(60.0, gt=0, description="timeout of a call, in seconds; it ends the container")
+    call_timeout: float = Field(60.0, gt=0, description="timeout of a call, in seconds; after it, the container is stopped")
     cpu_seconds: int = Field(300, gt=0, description="maximum CPU time of a process over all calls, in seconds")
     memory_bytes: int = Field(
         1024 * MIB, ge=MIN_MEMORY, description="maximum memory of a container, and address space of a process"

@@ -1,7 +1,7 @@
 """The containers of the sandbox, which run untrusted code in separate processes.
 
-A container can neither block the service nor exhaust its memory, because the service reads only a limited part of the output.
-Replies are frames of limited length with the nonce of the request. An invalid reply ends the container.
+A container cannot block the service or exhaust the service's memory, because the service reads only a limited part of the
+output. A reply is a frame of limited length with the nonce of the request. After an invalid reply, the container is stopped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WrittenFile(BaseModel):
 
 
 class PythonResult(BaseModel):
-    """The outcome of a cell, which is the structured content of the tool's result."""
+    """The outcome of one call (a cell). It is the structured content of the tool's result."""
 
     container_id: str = Field(description="pass it to the next call to continue in the same container")
     stdout: str
@@ -93,7 +93,7 @@ async def strongest_isolation(settings: SandboxSettings) -> Isolation:
 
 
 class Containers:
-    """Async context manager for containers with the given isolation. All containers are ended on exit."""
+    """Async context manager for containers with the given isolation. All containers are stopped on exit."""
 
     def __init__(self, settings: SandboxSettings, isolation: Isolation) -> None:
         self._settings, self._isolation = settings, isolation
@@ -114,8 +114,8 @@ class Containers:
     async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
         """Run `code` in a container of `owner`, or in a new container if `container_id` is None.
 
-        `memory_bytes` can lower the memory of a new container. Raises `SandboxError` if `owner` has no container with this id,
-        or if no new container can be started.
+        `memory_bytes` can lower the memory limit of a new container; None keeps the limit. Raises `SandboxError` if `owner` has
+        no container with this id, or if no new container can be started.
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
@@ -146,7 +146,7 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot. If no slot is free, end the container that has been idle for longest and wait for its slot."""
+        """Return a free slot. If there is none, stop the container that has been idle for longest and wait for its slot."""
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:
                 self._discard(min(idle, key=lambda container: container.last_used))
@@ -156,7 +156,7 @@ class Containers:
         return self._slots.pop()
 
     def _discard(self, container: Container) -> None:
-        """End a container in the background. Its slot and its user can be used again when its last process has ended."""
+        """Stop a container in the background. Its slot and its user can be used again when its last process has ended."""
 
         async def end() -> None:
             await container.end()
@@ -179,7 +179,7 @@ class Containers:
 
 @dataclass(eq=False)
 class Container:
-    """A container. The caller must call `start` before `run`, and always `end`, even if the container has already ended."""
+    """A container. Call `start` before `run`, and always call `end`, even if the container has already ended."""
 
     id: str
     slot: int
@@ -247,7 +247,7 @@ class Container:
         }
 
     async def run(self, code: str) -> PythonResult:
-        """Run a cell and return its outcome. Concurrent calls are processed in order. Cancellation ends the container."""
+        """Run a cell and return its outcome. Concurrent calls are processed in order. Cancellation stops the container."""
         async with self._lock:
             if self.ended:
                 return self._outcome("", "", None, "it ended in an earlier call")
@@ -295,7 +295,7 @@ class Container:
         return reply
 
     async def _sweep(self) -> None:
-        """Make the init process end the processes that the cell left behind. Raises `SandboxError` if the container ends."""
+        """Make the init process kill the processes that the cell left behind. Raises `SandboxError` if the container ends."""
         self._orders.write(b".")
         report = await self._reports.readline()
         if report != _SWEPT:
@@ -322,7 +322,7 @@ class Container:
         )
 
     def cut(self) -> None:
-        """End the container without waiting for its processes. The init process ends them when its input is closed."""
+        """Stop the container without waiting for its processes. The init process kills them when its input is closed."""
         self.ended = True
         if self._writer is not None:
             self._writer.transport.abort()
@@ -330,7 +330,7 @@ class Container:
             self._process.stdin.close()
 
     async def end(self) -> None:
-        """End the container, wait for its processes, and remove its files."""
+        """Stop the container, wait for its processes, and remove its files."""
         self.cut()
         if self._process is not None:
             try:

@@ -37,11 +37,11 @@ class ServedFunction(OfferedFunction):
     """A function that the server executes."""
 
     call: Callable[[str], Awaitable[ToolResult]]
-    """Executes the function with the arguments from the model. If the tool fails, the result is failed."""
+    """Executes the function with the model's arguments. If the tool fails, the result has `failed` set."""
     kind: str
     """The kind of tool, as a metric label."""
     server: str = ""
-    """The label of the MCP server, as a metric label. It is `_OTHER` for a server that the operator did not configure."""
+    """The metric label of the MCP server: `_OTHER` if the operator did not configure it, "" if the tool is not an MCP tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class ToolContext:
 
 
 class ServerTool:
-    """One entry of the request's `tools` in one run.
+    """Base class of the tools that the server executes. An instance serves one entry of a request's `tools` in one run.
 
-    The caller opens each entry once and always closes it. Nothing is sent to a tool server before `open`.
+    Call `open` once, and always call `aclose`. Nothing is sent to a tool server before `open`.
     """
 
     sources: Sequence[Mapping[str, Any]] = ()
@@ -76,7 +76,7 @@ class ServerTool:
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-        """Return the entry at `path` without nulls. Raises `BadRequest` if the entry is invalid or not supported."""
+        """Check the entry at `path`, and return it for `__init__`. Raises `BadRequest` if it is invalid or not supported."""
         raise NotImplementedError
 
     @staticmethod
@@ -89,7 +89,7 @@ class ServerTool:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """End all calls and release resources."""
+        """Cancel all calls and release resources."""
 
 
 def cut(text: str, max_bytes: int) -> str:

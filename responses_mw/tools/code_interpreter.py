@@ -76,7 +76,7 @@ class CodeInterpreter(ServerTool):
         return {**tool, "container": checks.required(tool, "container", path, _container)}
 
     async def aclose(self) -> None:
-        """End all calls, but not the container, which later responses can use."""
+        """Cancel all calls, but keep the container for later responses."""
         await self._connection.aclose()
 
     async def open(self) -> list[ServedFunction]:
@@ -95,7 +95,7 @@ class CodeInterpreter(ServerTool):
         """Run the `code` in `arguments`. Arguments without `code` are themselves run as code.
 
         If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
-        result is `failed` if the sandbox is unavailable or ended the container, but not if the code raised an exception.
+        result is `failed` if the sandbox is unavailable or the container was lost. An exception of the code is not a failure.
         """
         from .mcp_session import MCPFailure
 

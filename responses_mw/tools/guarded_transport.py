@@ -83,7 +83,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return the addresses of `host`. Raises the errors of `resolve`.
+    """Return up to `_MAX_ADDRESSES` addresses of `host`. Raises the errors of `resolve`.
 
     Unless `allow_private` is true, raises `AddressRefused` if any address is not public.
     """
@@ -99,9 +99,9 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool) -> lis
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """The HTTP transport of one MCP session, which connects only to permitted addresses and records the status of responses.
+    """The HTTP transport of one MCP session. It connects only to permitted addresses, and records the status of responses.
 
-    A failed HTTP request would end the SDK's session and all its other calls. Failures are therefore converted to responses
+    After an HTTP error, the SDK closes its session with all other calls. The transport therefore converts errors to responses
     with a JSON-RPC error. If the connection is lost, the response body ends early. Responses must not be compressed, because a
     small compressed body can expand to any size. Cookies are ignored. The SDK follows redirects only within the origin.
     """
@@ -109,10 +109,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
         """`max_bytes` is the maximum size of a response other than an event stream."""
         self.status: int | None = None
-        """The response status of the last POST, or 502 if the POST failed."""
+        """The response status of the last POST: 502 if the POST failed, None if there was none."""
         self.address_refused = False
         self.session_id: str | None = None
-        """The session id that the server assigned."""
+        """The session id that the server assigned, or None."""
         self._allow_private = allow_private
         self._max_bytes = max_bytes
         self._pool = httpcore2.AsyncConnectionPool(
@@ -182,7 +182,7 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response body that ends early, as a malformed message, if the connection is lost or the body is too large."""
+    """A response body. If the connection is lost or the body is too large, it ends early and the SDK finds it malformed."""
 
     def __init__(self, response: httpcore2.Response, max_bytes: int) -> None:
         self._response = response

@@ -63,7 +63,7 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raise `BadRequest`, which names the tool at `path`, if the package `mcp` is not installed."""
+    """Raise `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -184,9 +184,9 @@ class MCPServer(ServerTool):
         await self._connection.aclose()
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools that may be called, from a signed list in the history if there is one, otherwise from the server.
+        """Return the tools that may be called. They come from a signed list in the history or, without one, from the server.
 
-        Raises the errors of `MCPConnection.list_tools`.
+        Set `listing` if the output needs a new list. Raises the errors of `MCPConnection.list_tools`.
         """
         tools = self._signed_tools()
         if tools is None:
@@ -213,14 +213,14 @@ class MCPServer(ServerTool):
         return await self._connection.call(name, arguments)
 
     def is_allowed(self, listed: Mapping[str, Any]) -> bool:
-        """Return whether request and operator both allow calls to a tool. `listed` is its entry in the server's list."""
+        """Return whether both request and operator allow calls to a tool. `listed` is its entry in the server's list."""
         return all(limit is None or _matches(limit, listed) for limit in self._limits)
 
     def needs_approval(self, listed: Mapping[str, Any]) -> bool:
         """Return whether calls to a tool require an `mcp_approval_response`. `listed` is the tool's entry in the server's list.
 
-        The request's rule takes precedence over the operator's rule. Without a rule, all calls require approval. If the rule
-        consists of filters, only tools that match `never` but not `always` can be called without approval.
+        The request's rule takes precedence over the operator's rule. Without a rule, all calls require approval. A rule may
+        have the filters `never` and `always`. A tool then needs no approval if it matches `never` but not `always`.
         """
         rule = self._approval_rule
         if rule is None or isinstance(rule, str):
@@ -245,7 +245,7 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return a function called `name` that makes the call requested by the `mcp_approval_request` item `request`.
+        """Return a function called `name` that makes the call in `request`, an approved `mcp_approval_request` item.
 
         Return None if the tool may not be called, or if `open` has not been called.
         """
@@ -280,7 +280,7 @@ class MCPServer(ServerTool):
     # -- signed lists of tools
 
     def _signed_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools of the last list in the history, or None if there is no list or its signature is invalid."""
+        """Return the tools of the last list in the history, or None if there is no list with a valid signature."""
         if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer lists are never signed
             return None
         signature, tools = self._last_list.get("signature"), _plain_tools(self._last_list["tools"])
@@ -295,7 +295,7 @@ class MCPServer(ServerTool):
 
 
 def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `tools` without members that are not signed, and without nulls, because clients may have added both."""
+    """Return `tools` without nulls and unsigned members. Clients may have added both."""
     return [{name: tool[name] for name in _SIGNED_MEMBERS if tool.get(name) is not None} for tool in tools]
 
 
@@ -354,7 +354,7 @@ def _bearer(token: str) -> str:
 
 
 def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
-    """Return whether the tool `listed` matches `rule`: a list of names, or a filter whose members must all match."""
+    """Return whether a tool matches `rule`, which is a list of names or a filter. All members of a filter must match."""
     if isinstance(rule, list):
         return listed["name"] in rule or EVERY_TOOL in rule
     read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))

@@ -37,7 +37,7 @@ _MALFORMED = "its answer is malformed, or too large"
 
 
 class MCPConnection:
-    """A connection to the MCP server `target`. Its session is opened on first use, and again after the session was lost.
+    """A connection to the MCP server `target`. Its session is opened on first use, and again after it was lost.
 
     The caller must call `aclose`, from any task. The other methods may be called concurrently.
     """
@@ -57,7 +57,11 @@ class MCPConnection:
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools for an `mcp_list_tools` item. Raises `Unauthorized`, `BadRequest` or `UpstreamError` (424)."""
+        """Return the tools for an `mcp_list_tools` item.
+
+        Raises `BadRequest` if the server's address is not public, or `Unauthorized` if it refuses the caller's credentials.
+        Raises `UpstreamError` (424) after any other failure.
+        """
         try:
             return await self._request(self._listed)
         except MCPFailure as error:
@@ -77,7 +81,7 @@ class MCPConnection:
             return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=mcp_types.PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
-        """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` if the call fails."""
+        """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` on other errors."""
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         return await self._request(lambda session: self._called(session, request))
 
@@ -216,7 +220,7 @@ def _decoded_size(data: str) -> int:
 
 
 def _bounded(parts: list[Part]) -> Iterator[Part]:
-    """Yield the parts that fit into `MAX_OUTPUT_BYTES`, then a note with the number of the other parts."""
+    """Yield the parts that fit into `MAX_OUTPUT_BYTES`. If some do not fit, also yield a note with their number."""
     left = MAX_OUTPUT_BYTES
     for index, part in enumerate(parts):
         if left <= 0:
@@ -228,7 +232,7 @@ def _bounded(parts: list[Part]) -> Iterator[Part]:
 
 
 def _fitted(part: Part, max_bytes: int) -> Part:
-    """Return `part` with at most `max_bytes`: truncate a text, and replace an image with a note."""
+    """Return `part` with at most `max_bytes`. A longer text is truncated, and a larger image is replaced with a note."""
     if part["type"] == "input_text":
         return _text(cut(part["text"], max_bytes))
     return part if len(part["image_url"]) <= max_bytes else _text(f"{_described(part)} omitted: it is too large")

@@ -1,7 +1,7 @@
 """A session with an MCP server, based on the MCP SDK.
 
-The SDK's client must be closed by the task that opened it. A run may be read by any task, so each session has its own task,
-which opens and closes the client. When the task is cancelled, all requests end, and the session is deleted on the server.
+The SDK's client must be closed by the task that opened it. Because any task may read a run, each session has its own task to
+open and close the client. When the task is cancelled, all requests fail, and the session is deleted on the server.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server has reported, with the status 404, that the session is unknown."""
+        """Whether the server no longer knows the session: it answered the last POST with the status 404."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
@@ -118,7 +118,7 @@ class MCPSession:
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, a call to a method of `client`, in a task, and return its result.
 
-        If cancelled, end at once, while the SDK notifies the server.
+        A cancelled call of `request` does not wait until the SDK has notified the server.
         """
         task = asyncio.create_task(_quietly(work))
         self._requests.add(task)
@@ -132,7 +132,7 @@ class MCPSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """End the session and its pending requests. Wait at most two seconds for the session's tasks."""
+        """Close the session and cancel its pending requests. Wait at most two seconds for the session's tasks."""
         self._task.cancel()
         await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 
@@ -167,7 +167,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def open_session(target: MCPTarget) -> MCPSession:
-    """Open a session over streamable HTTP or, if that fails, over legacy SSE. Raises `MCPFailure` if neither succeeds."""
+    """Open a session over streamable HTTP or, if the server lacks it, over legacy SSE. Raises `MCPFailure` if that fails."""
     session = MCPSession(target, legacy=False)
     try:
         await session.open()

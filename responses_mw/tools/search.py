@@ -36,7 +36,7 @@ _MEANINGS = {
 
 
 class SearchFailed(Exception):
-    """The message is sent to the model and the client, so it must not contain a URL, a key or the query."""
+    """A search failed. The model and the client receive the message, so it must not contain a URL, a key or the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One search. The domains `allowed` and `blocked`, at most 100 each, include their subdomains."""
+    """One search. `allowed` and `blocked` have at most 100 domains each, which include their subdomains; () means no filter."""
 
     text: str  # at most 2,000 characters
     count: int = 10  # maximum number of results, at most 10
@@ -90,7 +90,7 @@ class SearchProvider:
     """Base class of the search providers. An instance is used in one run."""
 
     URL: ClassVar[str | None] = None
-    """The default of the setting `search.url`."""
+    """The default of the setting `search.url`, or None if there is none."""
 
     def __init__(self, context: ToolContext) -> None:
         settings = context.search
@@ -109,14 +109,14 @@ class SearchProvider:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """End all searches and release resources."""
+        """Cancel all searches and release resources."""
 
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
         """Send a request to the provider and return the JSON object in the response.
 
         `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. Raises `SearchFailed` if the
-        whole response does not arrive within `tools.timeout`, if its status is not 200, or if its body is compressed, longer
-        than `MAX_ANSWER_BYTES` or not a JSON object.
+        response is not complete within `tools.timeout`, or if its status is not 200. Its body must be an uncompressed JSON
+        object of at most `MAX_ANSWER_BYTES`.
         """
         headers = {**headers, "accept-encoding": "identity"}
         sent = self._http.stream(method, f"{self.url}{path}", headers=headers, timeout=self._timeout, **request)
@@ -180,8 +180,8 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = {
 }
 """English names and main languages of countries, by ISO code.
 
-If a provider's API refuses unknown codes, send only codes that are in the provider's own list of countries, if it has one, or
-otherwise in this table.
+If a provider's API refuses unknown codes, send only codes from the provider's own list of countries. If there is no such list,
+use this table.
 """
 
 
@@ -189,7 +189,7 @@ otherwise in this table.
 
 
 class SearXNG(SearchProvider):
-    """SearXNG, whose `search.formats` must include `json`. `search.api_key` is sent as a bearer token to a proxy in front."""
+    """SearXNG. Its setting `search.formats` must include `json`. `search.api_key` is a bearer token for a proxy before it."""
 
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
@@ -205,7 +205,7 @@ class SearXNG(SearchProvider):
         return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in results]
 
     def _with_sites(self, query: Query) -> str:
-        """Return the text of the query with the domains as `site:` operators, which some search engines ignore."""
+        """Return the query's text with its domains, unless they are too many, as `site:` operators."""
         if len(query.allowed) + len(query.blocked) > self._MAX_SITES:
             return query.text
         allowed = " OR ".join(f"site:{domain}" for domain in query.allowed)
@@ -292,12 +292,11 @@ _LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
 
 
 class MCPSearch(SearchProvider):
-    """The tool that the setting `search.provider` names as `label/tool`. The tool is called with `{"query": ...}`.
+    """Searches with an MCP tool. The setting `search.provider` names it as `label/tool`. Its arguments are `{"query": ...}`.
 
     The tool returns JSON or text. JSON is a list of objects, or an object with such a list as its member `results`,
     `web.results`, `organic` or `data`. A JSON string, number or boolean is a text. In a text, each paragraph with a URL is one
-    result, whose title is a line `Title: ...` or the text of a Markdown link. A text without URLs is one result, which cannot
-    be cited.
+    result. Its title is in a line `Title: ...` or in a Markdown link. A text without URLs is one result that cannot be cited.
     """
 
     def __init__(self, context: ToolContext) -> None:

@@ -50,9 +50,9 @@ class Tools:
     _has_logged_search: bool = field(default=False, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Return `tools` with checked entries.
+        """Check `tools` and the request's `tool_choice`, and return the tools for `toolbox`.
 
-        Raises `BadRequest` if an entry or the `tool_choice` in `choice` is invalid or unsupported.
+        Raises `BadRequest` if a tool or the choice is invalid or not supported.
         """
         checked = [
             _CLASSES[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _CLASSES else tool
@@ -127,7 +127,7 @@ class Toolbox:
     async def open(self) -> None:
         """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.
 
-        Raises `APIError` if an entry cannot be used or an approved call is not permitted, and the errors of the gate.
+        Raises `APIError` if the gate rejects the caller, an entry cannot be used or an approved call is not permitted.
         """
         await self._gate()
         try:
@@ -192,9 +192,10 @@ def _check_servers(tools: Sequence[Tool]) -> None:
 
 
 def _approved_function(servers: Mapping[str, MCPServer], request: Item, path: str, name: str) -> ServedFunction:
-    """Return a function called `name` for the approval request `request`. `path` is the path of its approval.
+    """Return a function called `name` for the approval request `request`.
 
-    Raises `BadRequest` if the server is not in `servers`, or if the tool may not be called.
+    Raises `BadRequest` if the server is not in `servers`, or if the tool may not be called. The error names `path`, the path
+    of the approval.
     """
     label = request["server_label"]
     if label not in servers:

@@ -79,7 +79,7 @@ _definition = checks.closed_object(
 
 
 class WebSearch(ServerTool):
-    """The web search of one run. No function is offered if no provider is configured or `external_web_access` is false.
+    """The web search of one run. Without a provider, or if `external_web_access` is false, it offers no function.
 
     `sources` includes the sources in the history. Results are numbered across the whole history, and a URL keeps its number.
     Searches may run concurrently.

@@ -1,6 +1,6 @@
 """The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
-All functions raise `OSError` if the kernel refuses an operation. Only the process file system is optional.
+All functions raise `OSError` if the kernel refuses an operation. Only the process file system may be missing.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def hide() -> None:
 def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
 
-    `disk_bytes` is not applied. `max_processes` is applied only if `own_count` is true, that is, if the kernel counts the
-    container's processes separately. `own_user` is whether the container runs as a user of its own.
+    `own_count` means that the kernel counts the container's processes separately. Otherwise, `max_processes` is not applied.
+    `own_user` means that the container runs as a user of its own. `disk_bytes` is never applied.
     """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
     if own_count:  # the kernel counts the container's processes separately

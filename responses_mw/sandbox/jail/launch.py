@@ -1,11 +1,11 @@
 """The processes of a container: one that waits outside it, its init process, and the process that runs the code.
 
-The other processes in the container cannot send signals to the init process. When the init process exits, the kernel kills
-them. The service controls the init process through its standard input and output:
+The other processes in the container cannot send signals to the init process. When the init process exits, they are killed. The
+service controls the init process through its standard input and output:
 
 - For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`.
 - When the input is closed, for example because the service crashed, the init process exits.
-- Before the init process exits for another reason, it writes the reason, a clause for the user.
+- If the init process exits for another reason, it first writes the reason as a clause for the user.
 
 The service and the process that runs the code exchange frames on the channel, a socket. A frame is a length (four bytes,
 big-endian) followed by JSON. Requests are `{"nonce", "code"}`, and replies are `{"nonce", "result", "error", "files"}`. The
@@ -223,7 +223,7 @@ def _clean(text: str | None) -> str | None:
 
 
 class _Notebook:
-    """Runs all cells of a container in the same namespace."""
+    """Runs the cells of a container. All cells share their global variables."""
 
     def __init__(self, output_bytes: int) -> None:
         self._output_bytes = output_bytes
@@ -234,7 +234,7 @@ class _Notebook:
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> tuple[str | None, str | None]:
-        """Return the `repr` of a cell's last expression, unless its value is None, and the traceback of its exception."""
+        """Run a cell. Return the `repr` of its last expression and the traceback of its exception. Both may be None."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)

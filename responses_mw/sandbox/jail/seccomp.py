@@ -1,4 +1,4 @@
-"""The seccomp filter that refuses system calls in a container: rarely used parts of the kernel, the network, other processes.
+"""The seccomp filter for containers. It refuses the network, access to other processes, and rarely used parts of the kernel.
 
 A filter sees each argument as 64 bits, but the kernel uses only the lower 32 bits of an int. The filter compares only the lower
 32 bits, because the caller may set the upper bits to any value. A filter cannot read memory through pointers.
@@ -22,7 +22,7 @@ _Numbers = tuple[int | None, ...]
 
 
 def _numbers(table: str) -> list[_Numbers]:
-    """Parse a table of system calls: the name and the numbers on x86_64 and aarch64, or `-` without a number."""
+    """Parse a table of system calls with their numbers on x86_64 and aarch64. `-` means that a call has no number there."""
     calls = [call.split() for line in table.splitlines() for call in line.partition("#")[0].split(",") if call.strip()]
     return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in calls]
 
@@ -83,7 +83,8 @@ _WITHOUT_EFFECT_ALONE = _numbers("""
 class _Rule(NamedTuple):
     """A rule for a system call whose permission depends on an argument.
 
-    If the argument's lower 32 bits, combined with `mask`, are in `values`, the filter returns `listed`, otherwise `others`.
+    The filter combines the argument's lower 32 bits with `mask`. It returns `listed` if the result is in `values`, otherwise
+    `others`.
     """
 
     numbers: tuple[int, int]
