@@ -37,7 +37,7 @@ _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
 
 MAX_ATTEMPTS = 3  # maximum attempts for a job whose workers are lost, because the request itself may crash them
 PAGE = 100  # maximum number of entries that are read at a time from a log
-PAGE_BYTES = 256 * 1024  # bytes of events after which a page ends, because every reader has a page in memory
+PAGE_BYTES = 256 * 1024  # bytes of decompressed events after which a page ends, because every reader has a page in memory
 PLAIN_PAGE = 500  # maximum number of entries that are read at a time from a log that is being compressed
 CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends
 COMPRESS_TO = 32 * 1024 * 1024  # maximum size of a compressed log in bytes
@@ -194,7 +194,8 @@ class Jobs:
                 batches.append(_batch_of(entry))
             except (LookupError, ValueError):
                 raise self._client.damage(log, "an entry is not a batch of events") from None
-            size += len(batches[-1].data)
+            if b"z" in entry[1]:  # all entries that are not compressed are returned, because Redis has sent them
+                size += len(batches[-1].data)
             if size >= PAGE_BYTES:
                 break
         return batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -36,13 +36,13 @@ async def state(redis_url: str) -> AsyncIterator[State]:
     await state.aclose()
 
 
-async def finished(state: State, tokens: int = 3000) -> Job:
+async def finished(state: State, tokens: int = 3000, delta: str = " word") -> Job:
     """A job that has ended, with as many events after the first two, one in each batch, and a terminal one."""
     job = await taken(state, await create(state), lease=600)
     record, log = keys(job)
     entries = []
     for number in range(2, tokens + 2):
-        event = Event("response.output_text.delta", {**DELTA, "sequence_number": number})
+        event = Event("response.output_text.delta", {**DELTA, "delta": delta, "sequence_number": number})
         entries.append(("XADD", log, f"{number + 1}-0", "b", sse.encode([event])))
     await state.client.pipeline([*entries, ("HSET", record, "next_seq", tokens + 2)])
     await end(state, job, tokens + 2)
@@ -102,6 +102,24 @@ async def test_a_page_of_a_compressed_log_is_limited_in_size(state: State) -> No
     await state.jobs.compress(job.response_id)
     page = await state.jobs.log(job.response_id, -1)
     assert PAGE_BYTES <= sum(len(one.data) for one in page) < PAGE_BYTES + 2 * CHUNK
+
+
+async def test_redis_sends_an_uncompressed_entry_only_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await finished(state, 600, delta=5000 * "x")
+    sent, command = list[int](), state.client.command
+
+    async def counted(*words: Any) -> Any:
+        reply = await command(*words)
+        if words[0] == "XRANGE":
+            sent.append(len(reply))
+        return reply
+
+    monkeypatch.setattr(state.client, "command", counted)
+    async with following(state) as followers:
+        assert (await rest(followers.follow(job.document, -1)))[-1][1:] == (602, True)
+    read = sum(sent)
+    assert await state.jobs.compress(job.response_id)
+    assert (read, sum(sent) - read) == (602, 602)
 
 
 async def test_a_repetition_changes_nothing(state: State) -> None:
