@@ -95,8 +95,9 @@ async def _detect(upstream: Upstream, url: str) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
     """Open the state in Redis. Without `redis.url`, start an embedded Redis, or yield None if none is installed.
 
-    If Redis is not available yet, log a warning. Raises `StartupError` if `redis.url` is invalid, if the embedded Redis cannot
-    start, or if Redis is unsuitable, such as a replica. Also raises it if Redis may evict data without `redis.allow_eviction`.
+    If Redis is not available yet, log a warning. Raises `StartupError` if `redis.url` is invalid, or if the embedded Redis
+    cannot start. Raises it too if Redis is unsuitable, such as a replica, or may evict data although `redis.allow_eviction` is
+    not set.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -256,7 +257,7 @@ async def open_application(
     """Open the application that serves the Responses API in front of `app`.
 
     If `app` is the upstream, background responses call `app` with the members of `scope`. The readiness check fails until
-    `is_listening` returns true. The worker is not started yet, because `app` may be the upstream and must start first.
+    `is_listening` returns true. The caller must start the worker, because `app` may be the upstream and must start first.
 
     Raises the errors of `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
     """

@@ -80,7 +80,7 @@ class APIKeys:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """Return the name of the key in an `Authorization` header. Return None if its value is not `Bearer` and a known key."""
+        """Return the name of the API key in an `Authorization` header, or None if it contains no known bearer token."""
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None

@@ -26,7 +26,7 @@ class InvalidFraming(ValueError):
 
 
 class BodyFraming(NamedTuple):
-    """How a message announces its body: by its `length` in bytes, or as `chunked`. Otherwise, `length` is None."""
+    """How a message announces its body. `length` is in bytes. It is None if the body is `chunked`, or if there is no body."""
 
     length: int | None
     chunked: bool

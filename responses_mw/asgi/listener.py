@@ -1,7 +1,7 @@
 """The standalone server: uvicorn with a graceful shutdown, and with fixes for three weaknesses of its protocol classes.
 
-- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request,
-  which no proxy in front of the server has checked. This server refuses upgrade requests with a body.
+- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
+  No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
 - uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.

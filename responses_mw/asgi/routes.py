@@ -122,7 +122,7 @@ def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = Fal
 
 
 class DescriptionMiddleware:
-    """ASGI middleware that serves the OpenAPI document at `/openapi.json`, and passes requests for other paths to `app`."""
+    """ASGI middleware that serves the OpenAPI document at `/openapi.json` below the base path. `app` serves other requests."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool) -> None:
         self._app = app

@@ -154,7 +154,7 @@ class ConnectionHistory(History):
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the response in Redis. If `document["store"]` is false or becomes false, store the response in memory instead.
 
-        Failed and cancelled responses are not stored in memory.
+        Failed and cancelled responses are not stored in memory. Raises the errors of `History.commit`.
         """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False

@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings of `responses-mw serve`. Other processes accept them, because they may share its environment and config file."""
+"""Settings of `responses-mw serve`. Other processes ignore them, because they may share its environment and config file."""
 
 _OTHER_COMMANDS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
 """Prefixes of the variables for other commands, which may be set in the same environment."""
@@ -84,7 +84,7 @@ class _Source(PydanticBaseSettingsSource):
 
 
 class Environment(_Source):
-    """Source of the environment variables. Raises `SettingsError` if a variable has the name of a group, not of a setting."""
+    """Settings source that reads environment variables. Raises `SettingsError` if a variable names a group, not a setting."""
 
     def __call__(self) -> dict[str, Any]:
         given, found = _ours(), dict[str, Any]()
@@ -181,9 +181,10 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the environment variables that begin with `RESPONSES_MW_` but are not in `known`. Each may have a suggestion.
+    """Return the environment variables that begin with `RESPONSES_MW_` but are not in `known`.
 
-    Variables that begin with a prefix in `ignored` are omitted. Variables that Kubernetes sets for Services are omitted too.
+    A variable with a similar known name is followed by a hint. Variables that begin with a prefix in `ignored`, and variables
+    that Kubernetes sets for Services, are omitted.
     """
     names = sorted(set(known))
     return [

@@ -15,7 +15,7 @@ EVERY_TOOL = "*"
 
 
 def _with_unit(units: dict[str, float], expected: str) -> BeforeValidator:
-    """Return a validator that converts text with a unit to a number. Raises `ValueError` if the text is malformed."""
+    """Return a validator that converts text with a unit to a number. It raises `ValueError` if the text is malformed."""
 
     def scale(value: Any) -> Any:
         if not isinstance(value, str):
@@ -123,7 +123,7 @@ class UpstreamSettings(Group):
     url: BaseURL | None = None
     """URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"""
     api_key: SecretStr | None = None
-    """API key sent to the upstream instead of the caller's credential; in proxied requests only if auth.api_keys is set"""
+    """API key sent to the upstream instead of the caller's credential; proxied requests get it only if auth.api_keys is set"""
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = "auto"
     """type of the upstream server; auto detects it"""
     api: Literal["chat", "responses"] = "chat"

@@ -41,7 +41,7 @@ class Failure:
 
     code: str = ""  # the error's code in the API, or its type if it has no code
     kind: str = ""
-    """The value of `error.type` in spans and metrics: the upstream's status if it caused the error, or the error's class."""
+    """The value of `error.type` in spans and metrics: the status that the upstream sent or, without one, the error's class."""
     upstream_status: int | None = None
     message: str = ""  # the error's message, which may quote the request
 
@@ -53,7 +53,7 @@ class Failure:
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the value of `error.type`: the status that the upstream sent or, without one, the name of the error's class."""
+    """Return the value of `error.type`: the status that the upstream sent. Without one, return the error's class name."""
     status = error.upstream_status if isinstance(error, APIError) else None
     return str(status) if status is not None else type(error).__name__.lstrip("_")
 
@@ -173,9 +173,10 @@ def activated(request: RequestContext) -> Iterator[None]:
 
 
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
-    """Record facts about the current request: the `error` that it failed with, or the `response` that it creates or retrieves.
+    """Record facts about the current request. If there is none, do nothing.
 
-    The names of `facts` are fields of `RequestContext`. If there is no current request, do nothing.
+    `error` is the exception that the request failed with. `response` is the response that it creates or retrieves. The names of
+    `facts` are fields of `RequestContext`.
     """
     request = _CURRENT.get()
     if request is None:

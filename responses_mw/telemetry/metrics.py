@@ -169,7 +169,7 @@ EVENT_LOOP_LAG = Histogram(
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return this process's memory limit in bytes: the machine's memory, or a lower limit of a control group below `groups`."""
+    """Return the maximum memory of this process in bytes. `groups` is the directory where the control groups are mounted."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
     files = (groups / "memory.max", groups / "memory" / "memory.limit_in_bytes")  # control groups, version 2 and 1
     texts = [file.read_text().strip() for file in files if file.exists()]

@@ -38,7 +38,7 @@ def is_measuring() -> bool:
 
 
 def captures_content(*, stores: bool) -> bool:
-    """Return whether spans may contain messages, tool arguments and tool results. They never do for an unstored response."""
+    """Return whether spans may contain messages and tool data. The operator must opt in, and the response must be stored."""
     opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
     return stores and opt_in in ("true", "span_only", "span_and_event")
 
@@ -55,7 +55,7 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
 
 
 def activated_span(span: Span | None) -> AbstractContextManager[object]:
-    """Return a context manager that makes `span` the current span, or that does nothing if `span` is None.
+    """Return a context manager that makes `span` the current span. If `span` is None, the context manager does nothing.
 
     The span is not ended on exit. Exceptions are not recorded, because their messages may quote the request.
     """
@@ -187,8 +187,8 @@ def redis_span(
 ) -> AbstractContextManager[None]:
     """Return a context manager that traces a round trip of `size` commands to Redis. `script` names a Lua script, or is "".
 
-    `address` returns the host, the port and the database. Without a current span, nothing is traced, so that the round trips of
-    periodic work do not start separate traces.
+    `address` returns the host, the port and the database. Without a current span, nothing is traced. Otherwise, each round trip
+    of periodic work would start its own trace.
     """
     if not get_current_span().is_recording():
         return _NO_SPAN

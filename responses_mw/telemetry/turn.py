@@ -97,7 +97,7 @@ class TurnSpan:
         self._end(is_broken=True)
 
     def close(self) -> None:
-        """End the span as cancelled by the client, unless it has ended. Unlike `fail`, do not mark it as failed."""
+        """If the span has not ended, end it as cancelled. Unlike `fail`, do not mark it as failed."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
             self._end(is_broken=True)
