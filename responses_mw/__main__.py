@@ -1,4 +1,4 @@
-"""Run the command line for `python -m responses_mw`."""
+"""The entry point of `responses-mw` and of `python -m responses_mw`."""
 
 import gc
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -9,6 +13,7 @@ import pytest
 
 from responses_mw.cli import COMMANDS, main
 from responses_mw.settings import Settings, groups
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +42,14 @@ def run(*arguments: str) -> str | int | None:
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"responses-mw {version('responses-mw')}\n"
+
+
+def test_the_installed_command_exempts_its_modules_from_garbage_collection() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["responses-mw"].partition(":")
+    program = f"import gc, sys; from {module} import {function} as run; sys.argv = ['responses-mw', '--version']; run(); "
+    program += "assert gc.get_freeze_count() > 10_000; assert gc.isenabled()"
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
 def test_help_lists_the_commands_and_helps_with_each(capsys: pytest.CaptureFixture[str]) -> None:
