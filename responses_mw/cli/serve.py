@@ -66,15 +66,15 @@ def _run_server(
     from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
     from ..asgi.requests import Inbound
 
-    # The collector need not traverse modules, which are never unloaded. High thresholds make collections rare while streaming.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
     try:
         set_up_sdk()
         app = create_app(settings)
     except StartupError as error:
         sys.exit(f"responses-mw: {error}")
+    # The collector need not traverse modules, which are never unloaded. High thresholds make collections rare while streaming.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     config = uvicorn.Config(
         app,
         host=settings.host,
