@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from traceback import format_tb
 from typing import Any, Literal
@@ -49,19 +49,22 @@ def set_up_sdk() -> None:
     """
     if not isinstance(get_tracer_provider(), ProxyTracerProvider):
         return
-    exports_traces, exports_metrics = _is_exported("TRACES"), _is_exported("METRICS")
-    if not (exports_traces or exports_metrics):
+    exporters = {signal: exporter for signal in ("TRACES", "METRICS") if (exporter := _exporter(signal)) != "none"}
+    if not exporters:
         return
     try:
-        _export(traces=exports_traces, metrics=exports_metrics)
+        _export(exporters)
     except ModuleNotFoundError:
         logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is exported")
     except ValueError as error:
         raise StartupError(f"an OTEL_* variable is invalid: {error}") from None
 
 
-def _export(*, traces: bool, metrics: bool) -> None:
-    """Set the tracer provider and the meter provider. Raises `ValueError` if a variable is invalid."""
+def _export(exporters: Mapping[str, str]) -> None:
+    """Set the provider of each signal in `exporters`.
+
+    Raises `StartupError` if an exporter or its protocol is not supported, and `ValueError` if a variable is invalid.
+    """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics import MeterProvider
@@ -70,15 +73,17 @@ def _export(*, traces: bool, metrics: bool) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    for signal, exporter in exporters.items():
+        _check_exporter(signal, exporter)
     attributes = {"service.version": VERSION}
     if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
         attributes["service.name"] = "responses-mw"
     resource = Resource.create(attributes)
-    if traces:
+    if "TRACES" in exporters:
         tracer_provider = TracerProvider(resource=resource)
         tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         set_tracer_provider(tracer_provider)
-    if metrics:
+    if "METRICS" in exporters:
         set_meter_provider(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource))
 
 
@@ -86,20 +91,22 @@ def _variable(name: str) -> str:
     return os.environ.get(name, "").strip()
 
 
-def _is_exported(signal: str) -> bool:
-    """Return whether traces or metrics are exported. Raises `StartupError` if the exporter or its protocol is not supported."""
+def _exporter(signal: str) -> str:
+    """Return the name of the exporter of traces or metrics, or `none`. The default is `otlp` if an endpoint is set."""
     if _variable("OTEL_SDK_DISABLED").lower() == "true":
-        return False
+        return "none"
     has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     exporter = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
-    if exporter.lower() == "none":
-        return False
+    return "none" if exporter.lower() == "none" else exporter
+
+
+def _check_exporter(signal: str, exporter: str) -> None:
+    """Raise `StartupError` unless the exporter is `otlp` and its protocol is `http/protobuf`."""
     name = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
     protocol = _variable(name) or _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     if (exporter, protocol) != ("otlp", "http/protobuf"):
         unsupported = f"OTEL_{signal}_EXPORTER={exporter}" if exporter != "otlp" else f"the OTLP protocol {protocol}"
         raise StartupError(f"{unsupported} is not supported: run the command under opentelemetry-instrument.")
-    return True
 
 
 # -- log records ----------------------------------------------------------------------------------------------------

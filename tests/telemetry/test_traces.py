@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from responses_mw.telemetry.conventions import SCHEMA_URL
+from responses_mw.telemetry.setup import set_up_sdk
 from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
@@ -319,6 +320,17 @@ def test_an_export_that_cannot_be_set_up_is_an_error_in_one_line(command: str, v
     [line] = ended.stderr.splitlines()
     assert line.startswith(f"responses-mw: {said}")
     assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_without_the_extra_nothing_is_exported_whatever_the_variables_say(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    set_up_sdk()
+    assert "the extra responses-mw[otel] is not installed: nothing is exported" in caplog.text
 
 
 @pytest.mark.timeout(90)
