@@ -82,7 +82,7 @@ class TelemetryMiddleware:
             with activated(request), activated_span(span):
                 await self._app(scope, receive, answer.send)
         except Exception as error:
-            answer.fail()
+            answer.fail(error)
             request.fail(error)
             raise
         finally:
@@ -116,10 +116,14 @@ class _Answer:
             self.is_over = True
         return self._send(message)
 
-    def fail(self) -> None:
-        """Record that the application failed. The server sends a 500 or, if the response has started, closes the connection."""
+    def fail(self, error: Exception) -> None:
+        """Record that the application raised `error`.
+
+        The server sends a 500 or, if the response has started, closes the connection. `send` raises an `OSError` if the client
+        has disconnected.
+        """
         self.status = self.status or 500
-        self.is_over = True
+        self.is_over = self.is_over or not isinstance(error, OSError)
 
     def _start(self, message: Message) -> Message:
         self.status = message["status"]

@@ -290,6 +290,19 @@ async def test_a_stream_that_an_error_breaks_off_is_not_one_that_the_client_left
     assert "error_type=ValueError" in warning.getMessage()
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_a_send_that_fails_says_that_the_client_left(caplog: pytest.LogCaptureFixture, is_complete: bool) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": not is_complete})
+        raise ConnectionResetError
+
+    await asked(failing)
+    assert ("left=true" in caplog.records[-1].getMessage()) is not is_complete
+
+
 async def _never() -> Any:
     raise AssertionError(sys._getframe().f_code.co_name)
 
