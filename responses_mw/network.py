@@ -10,7 +10,7 @@ from functools import cache
 _ERRNOS = {
     **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH), "there is no route to it"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "this process may not open more files or connections"),
-    errno.EADDRNOTAVAIL: "this machine has no free port for a connection to it",
+    errno.EADDRNOTAVAIL: "this machine has no address or no free port for a connection to it",
 }
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"})
 _CERTIFICATE_FAULTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 import gc
 import gzip
 import ipaddress
@@ -899,6 +900,12 @@ async def test_a_process_that_may_open_no_more_files_says_so(transport: NetworkT
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert failure_reason(caught.value) == "this process may not open more files or connections"
         assert await fetch(transport, url) == b"ok"
+
+
+def test_a_machine_without_an_address_is_not_said_to_lack_only_ports() -> None:
+    """As where IPv6 is off, and the upstream's address is `[::1]`."""
+    reason = failure_reason(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
+    assert reason == "this machine has no address or no free port for a connection to it"
 
 
 async def test_another_scheme_is_refused(transport: NetworkTransport) -> None:
