@@ -1,1 +1,1 @@
-"""A demo that needs no model: a rule-based upstream, responses-mw in front of it, and a tour with the `openai` client."""
+"""A demo that needs no model. A tour with the `openai` client calls responses-mw, which calls a rule-based upstream."""

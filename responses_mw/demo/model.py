@@ -39,7 +39,7 @@ def _json(value: object) -> str:
 
 
 def _make_call(request: ChatRequest) -> Reply | None:
-    """Call a tool if `tool_choice` requires a call. Otherwise, unless a tool has just answered, call the tools that match."""
+    """Call a tool if `tool_choice` requires it. Otherwise, call the matching tools, unless a tool has just answered."""
     if request.named_tool is not None:
         tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
         return _call(request, tools, f"I have to call {request.named_tool}.")
@@ -128,7 +128,7 @@ _SUM = re.compile(r"(?<![\w.])\d{1,15}(?:\.\d{1,9})?(?:\s*[-+*/]\s*\d{1,15}(?:\.
 
 
 def _calculate(request: ChatRequest) -> Reply | None:
-    """Calculate an expression with signs or words as operators, such as "17 * 23 + 4" or "3 plus 4"."""
+    """Calculate an expression such as "17 * 23 + 4" or "3 plus 4"."""
     found = _SUM.search(_OPERATOR_WORD.sub(lambda word: _OPERATORS[word[0]], request.user_text.lower()))
     if found is None:
         return None

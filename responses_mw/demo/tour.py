@@ -40,9 +40,9 @@ class ServerFailed(Exception):
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Run the tour, and return the exit status. `host` and `port` are passed to `our_server` for the first replica.
+    """Run the tour, and return the exit status. The first replica listens on `host` and `port` (see `our_server`).
 
-    Unless `once` is true, the servers keep running after the tour until Ctrl-C is pressed.
+    If `once` is false, the servers keep running after the tour until Ctrl-C is pressed.
     """
     _end_on_signals()
     try:

@@ -86,7 +86,7 @@ class InvalidPrompt(StartupError, ValueError):
 class Prompts:
     """The prompt templates in `directory`. If `directory` is None, there are no templates.
 
-    The constructor reads all files. It raises `InvalidPrompt` if a file or the directory is invalid, and `OSError` if a file
+    The constructor reads all files. It raises `InvalidPrompt` if the directory or a file is invalid, or `OSError` if a file
     cannot be read.
     """
 
@@ -106,7 +106,7 @@ class Prompts:
 
         The result contains the `prompt` with the version used, because the response shows the prompt.
 
-        Raises `BadRequest` if the id or version is unknown, or if the variables do not match the template's placeholders.
+        Raises `BadRequest` if the `prompt` is invalid, its id or version is unknown, or its variables do not match.
         Raises `NotSupported` if there are no templates.
         """
         if not isinstance(body, dict) or body.get("prompt") is None:

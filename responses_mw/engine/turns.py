@@ -345,7 +345,7 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Return a compaction of everything that the model would see in `run`. Raises `APIError` if none can be made."""
+        """Return a compaction of all items for the model's next turn. Raises `APIError` if no summary can be made."""
         inner = self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
@@ -361,7 +361,7 @@ class Compaction:
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages that the model would see. Raises `BadRequest` if an item cannot be decrypted."""
+        """Return the user messages for the model's next turn. Raises `BadRequest` if an item cannot be decrypted."""
         seen = self._backend.items(run.turn_request())
         messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
         # Messages from the envelope of an earlier compaction have no ids.

@@ -277,7 +277,7 @@ def secrets_purpose(response_id: str) -> str:
 
 
 def retry_reason(error: Exception | None) -> str | None:
-    """Return the reason to retry a job that failed with `error`, or None if the job should not be retried."""
+    """Return why to retry a job that failed with `error`, such as `429` or `broken`, or None if it must not be retried."""
     if not isinstance(error, UpstreamError):
         return None
     has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)

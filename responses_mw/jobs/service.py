@@ -1,4 +1,4 @@
-"""Create, follow, cancel and delete background responses, and manage the worker and the followers of this process."""
+"""Create, follow, cancel and delete background responses, and run the worker of this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CANCEL_BACKOFF = 0.05
 
 
 class JobService:
-    """Creates, follows, cancels and deletes the background responses of all replicas, and runs the `worker` of this process.
+    """Creates, follows, cancels and deletes background responses. If this process has a `worker`, also runs them.
 
     Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each of these calls may be repeated or omitted.
     """
@@ -154,7 +154,7 @@ class JobService:
                 logger.debug("response %s was finalized by another process", response_id)
 
     def start(self) -> None:
-        """Start serving followers."""
+        """Start checking the responses that clients of this process follow."""
         self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:

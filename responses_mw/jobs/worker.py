@@ -108,7 +108,7 @@ class Worker:
             return
         except StateUnavailable as error:
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
-            logger.log(level, "no jobs are claimed: %s", error.message)
+            logger.log(level, "cannot claim background responses: %s", error.message)
             # Leases may have expired during an outage although their workers are alive.
             self._sweeps_from = loop.time() + self._lease
 

@@ -26,8 +26,8 @@ class Conversations:
     """The conversations of all owners.
 
     Every coroutine raises StateUnavailable if Redis fails. Methods with a `conversation_id` raise Missing if the owner has no
-    such conversation. `create` and `append` raise OverBound if the conversation would exceed a maximum of `StateOptions`, and
-    OverQuota if the owner would exceed the storage quota.
+    such conversation. `create` and `append` raise OverBound if the items do not fit into the conversation, and OverQuota if
+    they do not fit into the owner's storage quota.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:

@@ -5,7 +5,7 @@ APIError
 │   └── Deleted          404  the response was deleted while it was running
 ├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
 ├── OverBound            413  a response, history or conversation exceeds a maximum
-├── OverQuota            429  the owner's storage quota would be exceeded
+├── OverQuota            429  the owner's storage quota has no room
 └── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading (see `reason`)
     ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
@@ -51,7 +51,7 @@ class OverBound(TooLarge):
 
 
 class OverQuota(APIError):
-    """The owner's quota of stored bytes would be exceeded. Nothing was written."""
+    """The owner's quota of stored bytes has no room for the object. Nothing was written."""
 
     status = 429
     type = "insufficient_quota"

@@ -124,7 +124,7 @@ class Jobs:
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
-        """Delete the credential of a job that can be neither run nor ended because its record is damaged."""
+        """Delete the credential of a job whose record is damaged, so that it cannot be run or finalized."""
         await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
@@ -266,7 +266,7 @@ class Queue:
 
 
 def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
-    """Return the job that `_TAKE` has leased, and the worker that held the job before."""
+    """Return the job that `_TAKE` has leased, and the name of the worker that had leased it before."""
     number, head, packed, owner, credential, worker, retries, error, retry_ms, attempts, continuations = facts
     request = unpack(packed)
     job = Job(
@@ -294,7 +294,7 @@ def fills_page(batches: Sequence[Batch]) -> bool:
 
 
 def announced(message: bytes) -> Batch | None:
-    """Return the batch in a message on a log's channel, or None if the message only announces that the log may have grown."""
+    """Return the batch in a message on a log's channel. None means that the log may have grown and must be read."""
     head, _, data = message.partition(b"\n")
     last, _, final = head.partition(b" ")
     return _batch(int(last), data, final=bool(final)) if data and last.isdigit() else None

@@ -1,4 +1,4 @@
-"""Key names, which docs/architecture.md describes, and the encoding of values.
+"""Key names (see docs/architecture.md) and the encoding of values.
 
 Values are JSON:
 

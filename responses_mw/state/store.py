@@ -90,7 +90,7 @@ class State:
         )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than `NEARLY_FULL` of its memory, and log when that changes.
+        """Return whether Redis uses more than `NEARLY_FULL` of its memory. If so, log a warning at most once a minute.
 
         Redis is queried at most once in `MEMORY_INTERVAL` seconds. Raises StateUnavailable if the query fails.
         """

@@ -95,7 +95,7 @@ class CodeInterpreter(ServerTool):
         """Run the `code` in `arguments`. Arguments without `code` are themselves run as code.
 
         If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
-        result is `failed` if the sandbox is unavailable or the container was lost. An exception of the code is not a failure.
+        result is `failed` if the sandbox is unavailable or stops the container. An exception in the code is not a failure.
         """
         from .mcp_session import MCPFailure
 

@@ -1,8 +1,8 @@
 """An HTTP transport for URLs from requests, which connects only to public internet addresses.
 
-All resolved addresses of a host must be public, regardless of the host's notation. The connection is made to a checked address
-without resolving the name again, which prevents DNS rebinding. Redirects are checked too. Proxies from the environment are
-ignored, because a proxy would resolve the names itself.
+All addresses of a host must be public, however the host is written. The connection is made to a checked address. The name is
+not resolved again, which prevents DNS rebinding. Redirects are checked too. Proxies from the environment are ignored, because
+a proxy resolves the names itself.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One search. `allowed` and `blocked` have at most 100 domains each, which include their subdomains; () means no filter."""
+    """One search. `allowed` and `blocked` are up to 100 domains each, including their subdomains; () means no filter."""
 
     text: str  # at most 2,000 characters
     count: int = 10  # maximum number of results, at most 10

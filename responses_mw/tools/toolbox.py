@@ -66,7 +66,7 @@ class Tools:
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of tools that are not offered to the model because no search provider is configured."""
+        """Return the types of `tools` that are not offered to the model for lack of a search provider."""
         return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WEB_SEARCH.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:

@@ -114,5 +114,5 @@ def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None
 def test_a_worker_without_redis_warns_once_a_minute(launch: Launch) -> None:
     flags = [f"--auth.secret-keys={SECRET}", "--redis=redis://127.0.0.1:1", "--server.log-level=debug"]
     worker = launch("worker", "--upstream=http://127.0.0.1:1", *flags)
-    worker.wait_for(r"DEBUG responses_mw\.jobs\.worker: no jobs are claimed: .* the connection was refused")
-    assert worker.output.count("WARNING responses_mw.jobs.worker: no jobs are claimed") == 1
+    worker.wait_for(r"DEBUG responses_mw\.jobs\.worker: cannot claim background responses: .* the connection was refused")
+    assert worker.output.count("WARNING responses_mw.jobs.worker: cannot claim background responses") == 1
