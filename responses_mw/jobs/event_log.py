@@ -209,7 +209,7 @@ async def clean_up(state: State, response_id: str) -> None:
 async def read_log(state: State, job: Job) -> LogReplay:
     """Replay a claimed job's log up to the first gap or damage.
 
-    Raises `Fenced` if the log was deleted, and `StateUnavailable` if Redis cannot be reached.
+    Raises `Fenced` if the log was deleted, or `StateUnavailable` if Redis fails.
     """
     output = LogReplay()
     while output.next_number < job.next_number:

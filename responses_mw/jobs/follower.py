@@ -67,7 +67,7 @@ class Followers:
             self._followers.discard(follower)
 
     async def run(self, settle: Settle) -> None:
-        """Every `POLL` seconds, settle the responses without a new batch. A message or a worker may be lost."""
+        """Every `POLL` seconds, settle responses without a new batch and read their logs. A message or a worker may be lost."""
         while True:
             await asyncio.sleep(POLL)
             silent: dict[str, list[_Follower]] = {}

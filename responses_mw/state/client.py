@@ -114,7 +114,7 @@ class Client:
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         """Run a script once for each of `calls`, and return the replies in order.
 
-        If a call fails, its error is raised. If `contained` is true, the error is returned in place of the reply instead.
+        If a call fails, its error is raised. If `contained` is true, the error takes the place of the call's reply instead.
         """
 
         async def ask() -> list[Any]:

@@ -59,7 +59,7 @@ class Usage:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Check whether `owner` may send a request now, at most `per_minute` a minute. Only allowed requests are counted."""
+        """Count a request of `owner`, unless it exceeds the rate of `per_minute` requests a minute."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
@@ -128,7 +128,7 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return each owner's usage on `day` (UTC). Raises StateUnavailable, or Damaged if a stored value is invalid."""
+        """Return each owner's usage on `day` (UTC). Raises StateUnavailable if Redis fails, or Damaged if it is invalid."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
         try:
             return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}

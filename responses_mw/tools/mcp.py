@@ -137,7 +137,7 @@ class MCPServer(ServerTool):
     """An MCP server in one run. All calls of its tools are authorized here, including approved calls and web searches.
 
     The permission of a call may depend on the server's list of tools, which marks read-only tools. Clients can forge
-    `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`, which is bound to the
+    `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`. This is bound to the
     owner, the server's URL and the `allowed_tools`. Without a trusted list, the tools are requested from the server.
     """
 

@@ -189,7 +189,7 @@ use this table.
 
 
 class SearXNG(SearchProvider):
-    """SearXNG. Its setting `search.formats` must include `json`. `search.api_key` is a bearer token for a proxy before it."""
+    """SearXNG. Its own setting `search.formats` must include `json`. `search.api_key` is a bearer token for a proxy."""
 
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
