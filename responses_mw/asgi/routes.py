@@ -111,7 +111,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document. `needs_key` makes a credential required. `closed` forbids unknown members in requests."""
+    """Return the OpenAPI document. `needs_key` requires a credential. `closed` forbids unknown members in `CreateResponse`."""
     document: dict[str, Any] = json.loads((files("responses_mw") / "asgi" / "openapi.json").read_text())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]
