@@ -11,12 +11,17 @@ import pytest
 
 from benchmarks.processes import running
 from benchmarks.upstream import MODEL
+from responses_mw.asgi.http_responses import EventResponse, EventStreamResponse, RunJSONResponse
 from responses_mw.asgi.listener import HTTPProtocol
+from responses_mw.protocol.response.events import Event
+from responses_mw.settings import ServerSettings
 from tests.support.oracle import Streamed, check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
+
+    from starlette.types import Message
 
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Start
@@ -375,3 +380,28 @@ async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream:
 async def test_long_and_short_texts_travel_whole(ours: Ours, upstream: ScriptedUpstream, field: str) -> None:
     upstream.stream(text(field), finish())
     assert (await stream(ours)).deltas == [field]
+
+
+@pytest.mark.parametrize("kind", [EventStreamResponse, RunJSONResponse])
+async def test_a_receive_that_fails_ends_the_run(kind: type[EventResponse], caplog: pytest.LogCaptureFixture) -> None:
+    """Without a watcher of the connection, the run would go on for a client that has left."""
+    has_ended = False
+
+    async def batches() -> AsyncGenerator[list[Event], None]:
+        nonlocal has_ended
+        try:
+            yield [Event("response.created", {"response": {}})]
+            await asyncio.Event().wait()
+        finally:
+            has_ended = True
+
+    async def receive() -> Message:
+        raise RuntimeError("the connection is gone")
+
+    async def send(message: Message) -> None:
+        pass
+
+    async with asyncio.timeout(30):
+        await kind(batches(), ServerSettings())({"type": "http"}, receive, send)
+    assert has_ended
+    assert "the connection is gone" in caplog.text
