@@ -639,15 +639,21 @@ async def test_entries_without_facts_do_not_keep_expired_ones(cache: Cache, serv
     assert sum(server.zcard(name) for name in server.keys("rmw:{c:*}:i")) == 2
 
 
-@pytest.mark.parametrize("name", ["i", "p:*"])
-async def test_the_bytes_of_evicted_entries_do_not_count_for_ever(open_cache: OpenCache, server: Plain, name: str) -> None:
-    cache = open_cache(cache__max_owner_bytes=5000)
+@pytest.mark.parametrize(("name", "kept"), [("i", 0), ("p:*", 3)], ids=["shard", "partition"])
+async def test_the_bytes_of_evicted_entries_do_not_count_for_ever(
+    open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch, name: str, kept: int
+) -> None:
+    if name == "i":
+        cache = open_cache(cache__max_owner_bytes=5000)
+    else:
+        cache = open_cache()
+        monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_BYTES", 5000)
     for n in range(3):
         await ask(cache, key(cache, f"Question {n}?"), answer="x" * 1000)
     evict(server, name)
     for n in range(6):
         await ask(cache, key(cache, f"Another {n}?"), answer="x" * 1000)
-    assert (await cache.entries.stats(ALICE)).entries == 3
+    assert (await cache.entries.stats(ALICE)).entries == kept + 3
 
 
 async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(cache: Cache, server: Plain) -> None:

@@ -109,9 +109,10 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    embedding_server.status = 500
-    with pytest.raises(NoEmbedding, match="500"):
+    embedding_server.status = 503
+    with pytest.raises(NoEmbedding, match="503"):
         await client(transport, serve(embedding_server, lifespan="off")).embed("Hi")
+    assert len(embedding_server.requests) == 1
     with pytest.raises(NoEmbedding):
         await client(transport, "http://127.0.0.1:1").embed("Hi")
 

@@ -190,6 +190,13 @@ def test_a_record_with_a_malformed_usage_is_not_read(members: dict[str, Any]) ->
     assert unreadable(record(usage=[members]), ALICE, KEY.exact, PLAIN)
 
 
+@pytest.mark.parametrize("number", [2**70, float("inf"), float("nan")])
+def test_a_number_in_a_record_is_one_that_can_be_encoded(number: float) -> None:
+    changed = record(usage={**answered()["usage"], "more": number})
+    if not unreadable(changed, ALICE, KEY.exact, PLAIN):
+        assert orjson.loads(orjson.dumps(unpack(changed, ALICE, KEY.exact, PLAIN).usage))["more"] == number
+
+
 def record(**members: Any) -> bytes:
     """An entry that another program has changed."""
     return b"C" + json.dumps({**orjson.loads(pack(entry(), PLAIN)[1:]), **members}).encode()

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from responses_mw.errors import UpstreamBrokeOff
+from responses_mw.errors import UpstreamBrokeOff, UpstreamError
 from responses_mw.upstream.stream import ChatStream, ResponsesStream
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +64,23 @@ async def test_an_event_is_never_taken_for_a_chat_chunk() -> None:
         got: list[Any] = []
         await read(opened(Answer(*reads), ResponsesStream), got)
         assert got == [*events, end]
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (ChatStream, b"[DONE]"),
+        (ChatStream, b'{"id":"c"}'),
+        (ChatStream, b'{"choices":[]}'),
+        (ResponsesStream, b"[DONE]"),
+        (ResponsesStream, b'{"type":"response.created","response":{}}'),
+    ],
+)
+async def test_a_whole_document_that_is_no_answer_is_refused(kind: type[ChatStream], document: bytes) -> None:
+    got: list[Any] = []
+    with pytest.raises(UpstreamError):
+        await read(opened(Answer(document), kind, "application/json"), got)
+    assert got == []
 
 
 @pytest.mark.parametrize(
