@@ -32,7 +32,7 @@ class ChatStream:
     Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
     """
 
-    _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text may be returned as `Text`
+    _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text is returned as `Text`
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ChatStream:
         if self._is_over:
             chunks += self._halves.flush()
         # A chunk that may contain the other half of a character must be parsed.
-        self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
+        self._begins_frame = self._reads_texts and self._decoder.is_between_frames and not self._halves.is_holding
         return chunks
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
@@ -181,8 +181,7 @@ class ChatStream:
         """
         chunks: list[Chunk | Text] = []
         for frame in frames:
-            text = None if self._halves.is_holding else self._fast_path.text(frame)
-            if text:
+            if self._reads_texts and not self._halves.is_holding and (text := self._fast_path.text(frame)):
                 chunks.append(text)
                 continue
             try:
