@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from starlette.responses import Response
 
 from benchmarks.processes import free_port
@@ -14,7 +15,8 @@ from responses_mw.errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout
 from responses_mw.jobs import job_runner, worker
 from responses_mw.jobs.job_runner import CircuitBreaker
 from tests.jobs.test_background import create, ended, get, streamed
-from tests.support.scripted import HELLO, BrokenOff, error, frame, text
+from tests.jobs.test_replicas import record
+from tests.support.scripted import HELLO, BrokenOff, Signal, error, frame, text
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -212,6 +214,33 @@ async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
     await asyncio.sleep(1.5)
     assert asked <= 4 + 2
     assert {(await get(front, job))["status"] for job in jobs} == {"queued"}
+
+
+async def test_jobs_whose_time_for_retries_is_over_fail_together(
+    monkeypatch: pytest.MonkeyPatch, replica: Replica, upstream: ScriptedUpstream, redis_url: str
+) -> None:
+    monkeypatch.setattr(job_runner, "FIRST_DELAY", 3.0)  # seconds between two jobs of the open circuit
+    front = replica(jobs__concurrency=0)
+    jobs = [(await create(front))["id"] for _ in range(20)]
+    go, asked = Signal(), 0
+
+    async def away(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal asked
+        if scope["type"] == "lifespan":
+            await upstream(scope, receive, send)
+            return
+        asked += scope["path"] == "/v1/chat/completions"
+        if asked == len(jobs):
+            go.set()
+        await go.wait()
+        await Response(status_code=503)(scope, receive, send)
+
+    replica(upstream=away, upstream__status_grace=0, upstream__dialect="openai", upstream__overload_timeout=0.05)
+    await go.wait()
+    with redis.Redis.from_url(redis_url) as client:  # a GET would end the jobs that it asks for
+        async with asyncio.timeout(20):
+            while {client.hget(record(job), "status") for job in jobs} != {b"failed"}:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", ["frame", "status"])
