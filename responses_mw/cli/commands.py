@@ -244,8 +244,7 @@ _MAX_PROVEN = 8
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
     """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
 
-    `unknown` lists unknown environment variables. Unless it is empty, a test fails. `check_ports` raises `OSError` if a port
-    cannot be opened.
+    `unknown` lists unknown environment variables, which fail a test. `check_ports` raises `OSError` if a port cannot be opened.
     """
     hasty = settings.model_copy(
         update={

@@ -166,8 +166,7 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process has leased the job, `Deleted` if the response was deleted, or `StateUnavailable` if Redis
-    fails.
+    Raises `Fenced` if another process has the job, `Deleted` if the response was deleted, or `StateUnavailable` without Redis.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""

@@ -58,10 +58,9 @@ def _add_tool(server: MCPServer[None], containers: Containers) -> None:
         container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
         memory_bytes: Annotated[int | None, Field(ge=MIN_MEMORY, description="lower memory limit for a new container")] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
-        named = None if container_id == "auto" else container_id
         owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model chooses the arguments
         try:
-            outcome = await containers.run(code, named, memory_bytes, owner)
+            outcome = await containers.run(code, None if container_id == "auto" else container_id, memory_bytes, owner)
         except SandboxError as error:
             raise ToolError(str(error)) from error
         content = [TextContent(type="text", text=_text(outcome))]

@@ -45,11 +45,10 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
     """
     # The path of a unix socket is limited to 107 bytes, so the socket cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
-        folder = Path(name)
-        process = _start(folder, data_dir, lock)
+        process = _start(Path(name), data_dir, lock)
         try:
-            async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
-                await _ready(client, folder, lambda: process.poll() is None)
+            async with aclosing(connect(f"unix://{name}/socket", timeout=redis_timeout)) as client:
+                await _ready(client, Path(name), lambda: process.poll() is None)
                 yield client
         finally:
             await asyncio.to_thread(stop, process)

@@ -114,9 +114,8 @@ class SearchProvider:
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
         """Send a request to the provider and return the JSON object in the response.
 
-        `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. Raises `SearchFailed` if the
-        response is not complete within `tools.timeout`, or if its status is not 200. Its body must be an uncompressed JSON
-        object of at most `MAX_ANSWER_BYTES`.
+        `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. Raises `SearchFailed` unless
+        an uncompressed object of at most `MAX_ANSWER_BYTES` arrives with the status 200 within `tools.timeout`.
         """
         headers = {**headers, "accept-encoding": "identity"}
         sent = self._http.stream(method, f"{self.url}{path}", headers=headers, timeout=self._timeout, **request)

@@ -104,7 +104,6 @@ class Upstream:
                 if error.is_overload or error.status in (502, 503, 504):
                     raise
                 return OPENAI  # the upstream refuses this caller, and its error for the chat request gives the reason
-
             self._dialect = await detect(models, lambda path: self._ask("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
@@ -132,10 +131,7 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream responds within `PROBE_TIMEOUT` seconds and is not overloaded.
-
-        Otherwise, raise `UpstreamError` with `is_overload` set.
-        """
+        """Raise an overload as `UpstreamError` unless the upstream responds within `PROBE_TIMEOUT` seconds and has room."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 response = await self._ask("GET", "/v1/models", caller)

@@ -136,9 +136,8 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
     """
     fault = _fault(data)
     message = fault.message or "The upstream reported an error in its stream."
-    error: UpstreamError
     if fault.status is not None and 400 <= fault.status < 500:
-        error = _client_error(fault.status, message, fault, {})
+        error: UpstreamError = _client_error(fault.status, message, fault, {})
     else:
         kind = UpstreamError if fault.status is None and fault.type in _OF_THE_REQUEST else UpstreamBrokeOff
         error = kind(message, status=502, code=fault.code)

@@ -160,10 +160,9 @@ class ChatStream:
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
         try:
-            frames = self._decoder.feed(data) if data else self._decoder.flush()
+            chunks = self._decoded(self._decoder.feed(data) if data else self._decoder.flush())
         except FrameTooLong as error:
             raise UpstreamError(f"The upstream sent {error}.") from error
-        chunks = self._decoded(frames)
         if not data:
             self._is_over = True
             if isinstance(self._fault, _NotJSON):  # the last frame is incomplete

@@ -178,8 +178,7 @@ def _add_tools(
 ) -> None:
     choice = request.tool_choice
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        offered = _named(choice, offered)
-        choice = choice.get("mode", "auto")
+        offered, choice = _named(choice, offered), choice.get("mode", "auto")
     if not offered or (choice == "none" and not dialect.tools_with_none):
         return
     if choice == "none":

@@ -46,8 +46,7 @@ class RequestLimits:
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
     """Decode JSON. Error messages refer to it as `what`. Integers of more than 64 bits become floats.
 
-    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates. Raises `TooLarge` if the JSON exceeds
-    `limits.values` or `limits.depth`.
+    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates, and `TooLarge` for JSON that exceeds `limits`.
     """
     # Decoding cannot be interrupted, and the result can take forty times the memory of the text. Counting is 100 times faster.
     if len(data) > limits.values and has_more_values(data, limits.values):

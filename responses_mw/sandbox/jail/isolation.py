@@ -130,10 +130,8 @@ def _show(path: str, root: str, flags: int) -> None:
     if source.is_symlink() and source.resolve().is_relative_to("/usr"):
         target.symlink_to(source.readlink())
         return
-    if source.is_dir():
-        target.mkdir()
-    else:
-        target.touch()
+    make = target.mkdir if source.is_dir() else target.touch
+    make()
     _mount(path, str(target), None, _MS_BIND | _MS_REC)
     kept = os.statvfs(target).f_flag & (_MS_NODEV | _MS_NOEXEC)  # a user namespace cannot remove these
     _mount("none", str(target), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | flags | kept)

@@ -40,8 +40,7 @@ class ConnectionPool:
     ) -> PooledConnection:
         """Return an open connection to `origin`, with TLS if `context` is given.
 
-        With `reuse`, an idle connection is preferred. `connect_timeout` is in seconds, or None for no timeout. Raises
-        `httpx.ConnectTimeout` after this time, and `httpx.ConnectError` if no connection can be made.
+        With `reuse`, prefer an idle one. Raises httpx's `ConnectError`, or `ConnectTimeout` after `connect_timeout` seconds.
         """
         for connection in reversed(self._idle):
             if reuse and connection.origin == origin and not connection.transport.is_closing():
