@@ -38,6 +38,11 @@ class InvalidEnvelope(ValueError):
     """The envelope is malformed or damaged, belongs to another owner or purpose, or was sealed with an unknown key."""
 
 
+def is_envelope(text: str) -> bool:
+    """Return whether `text` has the form of an envelope. Its key may be unknown."""
+    return text.startswith(f"{_SCHEME}.")
+
+
 class Sealer:
     """Encryption and signatures with keys that are derived from secrets."""
 

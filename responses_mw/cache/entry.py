@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from ..crypto import Sealer
+from ..crypto import Sealer, is_envelope
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.tools import BRINGS_TOOLS
 from ..protocol.response.document import usage_of_responses
@@ -198,8 +198,13 @@ def items_of(document: Document) -> list[Item] | None:
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
-    items = [_without(item, frozenset({"id"})) for item in document["output"]]
+    items = [_without(item, _renewed(item)) for item in document["output"]]
     return items if _is_answer(items) else None
+
+
+def _renewed(item: Item) -> frozenset[str]:
+    """Return the members that a hit has anew: the id, and the visible text of reasoning as this server encrypts it."""
+    return frozenset({"id", "encrypted_content"} if is_envelope(item.get("encrypted_content") or "") else {"id"})
 
 
 def _is_answer(items: Sequence[Item]) -> bool:

@@ -33,6 +33,21 @@ def told(response: httpx.Response) -> str:
     return str(response.headers.get("x-responses-cache"))
 
 
+async def test_reasoning_is_encrypted_anew_in_a_hit(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(cache__mode="exact", auth__secret_keys=["s" * 40])
+    upstream.whole(completion({"reasoning_content": "Easy.", "content": "Paris."}))
+    asked = {**QUESTION, "include": ["reasoning.encrypted_content"]}
+    first, again = await post(ours, asked), await post(ours, asked)
+    assert told(again).startswith("exact")
+    (one, _), (other, message) = first.json()["output"], again.json()["output"]
+    assert one["encrypted_content"] != other["encrypted_content"]
+    thought = {"type": "reasoning", "id": other["id"], "summary": [], "encrypted_content": other["encrypted_content"]}
+    upstream.whole(completion({"content": "Yes."}))
+    follow_up = {"model": "tiny", "input": [thought, message, {"role": "user", "content": "Sure?"}]}
+    await post(ours, {**follow_up, "reasoning": {"context": "all_turns"}})
+    assert "Easy." in str(upstream.requests[-1].json["messages"])
+
+
 @pytest.mark.both_mounts
 async def test_a_repeated_question_is_answered_without_the_upstream(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")

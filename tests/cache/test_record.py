@@ -83,6 +83,7 @@ def test_reasoning_is_kept_in_the_form_in_which_it_came_unless_it_is_encrypted()
     assert kept(summary=summary, content=None, status=None)
     assert kept(summary=summary, content=content, encrypted_content="")
     assert not kept(summary=summary, encrypted_content="theirs")
+    assert kept(summary=summary, encrypted_content="rmw1.key.ours")
 
 
 @pytest.mark.parametrize(

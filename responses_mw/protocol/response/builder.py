@@ -190,6 +190,7 @@ class ResponseBuilder(ABC):
     def add_whole(self, item: Item, usage: dict[str, Any] | None = None) -> list[Event]:
         """Add a complete item. `usage` counts the tokens used to make it, if any, and is added to the response's usage."""
         item, output_index = self._append(item)
+        self._seal(item)
         emit_item(self._emitter, output_index, item, open_reasoning=self._options.open_reasoning)
         if usage:
             self.response["usage"] = add_usage(self.response["usage"], usage)
