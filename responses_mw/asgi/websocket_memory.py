@@ -152,9 +152,11 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response in Redis. If `document["store"]` is false or becomes false, store the response in memory instead.
+        """Store the response in Redis, or in this connection's memory if it is not stored in Redis.
 
-        Failed and cancelled responses are not stored in memory. Raises the errors of `History.commit`.
+        It is not stored in Redis if `store` is false, if the chain is an `UnstoredChain`, or if storing fails. In the last two
+        cases, `document["store"]` is set to false. Failed and cancelled responses are not kept in memory. Raises the errors of
+        `History.commit`.
         """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False

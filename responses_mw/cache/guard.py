@@ -2,8 +2,8 @@
 
 Similar embeddings show that two texts have the same topic, but not that they ask the same question. The guard compares words:
 
-- Numbers, units, dates, negation, quoted strings and literals (paths, identifiers, addresses) must be the same in both texts.
-  So must names, and words that connect or compare.
+- These must be the same in both texts: names, numbers, units, dates, negation, quoted strings, literals (paths, identifiers,
+  addresses), and function words such as conjunctions, prepositions, pronouns and comparatives.
 - The words that are in both texts must have the same order.
 - A strict guard (the default) also compares all other words. Spelling, synonyms, plurals and ways of asking may differ.
 - Some texts match only themselves: code, scripts other than Latin, and texts without a content word.

@@ -36,7 +36,7 @@ _ENDINGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command in `arguments`, by default those of the process. On an error, exit with a message."""
+    """Run the command line `arguments`, which default to `sys.argv[1:]`. On an error, exit with a message."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if name == "help" and rest and not rest[0].startswith("-"):
         name, *rest = rest[0], "--help"

@@ -305,7 +305,7 @@ async def _check_upstream(settings: Settings) -> bool:
 
 
 async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:
-    """Return those of the first `_MAX_PROVEN` models whose interrupted answers can be continued."""
+    """Check the first `_MAX_PROVEN` models, and return the models whose interrupted answers can be continued."""
     proof, proven = PrefillProof(upstream), []
     for model in models[:_MAX_PROVEN]:
         with suppress(APIError):  # not a chat model, e.g. an embedding model

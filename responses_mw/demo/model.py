@@ -1,7 +1,8 @@
-"""The replies of the demo models. The first rule that applies to a conversation makes the reply.
+"""The replies of the demo models. Rules are tried in order, and the first that matches the conversation produces the reply.
 
-Arguments of calls and structured output are generated for a JSON schema from the names and numbers in the text. Values without
-a match in the text are defaults of the right type. `format`, `pattern` and `multipleOf` are ignored.
+Call arguments and structured output fit their JSON schema. They are filled with names and numbers from the user's text.
+Structured output also uses the results of tools. Values that are not found there get a default of the right type. `format`,
+`pattern` and `multipleOf` are ignored.
 """
 
 from __future__ import annotations

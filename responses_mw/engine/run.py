@@ -107,7 +107,7 @@ class Run:
     takeover: Takeover | None = None
     """The output of another worker, if this run continues it."""
     first_events: list[Event] | None = None
-    """The first events of a resumed run. If None, the run begins with those of `ResponseBuilder.start`."""
+    """The first events of a resumed run. If None, `ResponseBuilder.start` provides them."""
     phase: Phase = Phase.NOTHING
     """The phase that the turn had reached when another worker left it unfinished, or when the run failed."""
     continuations: int = 0

@@ -48,7 +48,7 @@ class Instrument(Generic[Metric]):
     def __init__(
         self, kind: type[Metric], name: str, unit: str, description: str, labels: Sequence[str] = (), **options: Any
     ) -> None:
-        """`name` and `labels` are OpenTelemetry names. `labels` lists the allowed attributes. `options` are those of `kind`."""
+        """`name` and `labels` are OpenTelemetry names. `labels` lists the allowed attributes. `options` go to `kind`."""
         label_names = [_prometheus_name(label) for label in labels]
         self._metric = kind(_prometheus_name(name, unit), description, label_names, **{"registry": REGISTRY, **options})
         self._labels = labels

@@ -296,9 +296,10 @@ class PrefillProof:
         return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
-        """Return the prompt of `chat`, whose last message is `text`.
+        """Return the prompt that the server renders for `chat`. The last message of `chat` must be `text`.
 
-        Return None if the server does not show a prompt that ends with `text`. Raises `UpstreamError` if a request fails.
+        Return None if the server cannot return the prompt, or if the prompt does not end with `text`. Raises `UpstreamError` if
+        a request fails.
         """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)

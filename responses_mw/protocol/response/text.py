@@ -110,8 +110,8 @@ class ThinkingSplitter:
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
     """Return the `logprobs` of the tokens of `content`. `after` is the reasoning before the content, or None.
 
-    For a whole answer, vLLM also reports the tokens of reasoning and calls, and the last token. These are removed. If the
-    tokens do not contain `content`, the result is None if there is reasoning, otherwise `logprobs` unchanged.
+    For an answer that is not streamed, vLLM also reports tokens of reasoning and calls, and the last token. These are removed.
+    If the tokens do not contain `content`, the result is None if there is reasoning, otherwise `logprobs` unchanged.
     """
     if not isinstance(content, str):
         return logprobs
@@ -132,7 +132,10 @@ def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
 
 
 def hide_logprobs(items: list[Item]) -> None:
-    """Remove the log probabilities of reasoning from the messages in `items`, in place. vLLM adds them to whole answers."""
+    """Remove the log probabilities of reasoning tokens from the messages in `items`, in place.
+
+    vLLM includes these log probabilities in answers that are not streamed.
+    """
     thoughts = "\n".join(filter(None, (reasoning_text(item) for item in items if item["type"] == "reasoning")))
     for item in items:
         parts = item.get("content") if item["type"] == "message" else None

@@ -144,7 +144,10 @@ def install(*, alone: bool) -> None:
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """Return the filter for `machine` in the kernel's format. Raises `OSError` unless `machine` is `x86_64` or `aarch64`."""
+    """Return the filter for `machine` as classic BPF instructions. `alone` is as in `install`.
+
+    Raises `OSError` unless `machine` is `x86_64` or `aarch64`.
+    """
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
