@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
 from responses_mw.protocol.response.events import Event
-from responses_mw.state import Job, State, connect
+from responses_mw.state import Job, Jobs, State, connect
 from tests.jobs.test_background import create as create_response
 from tests.jobs.test_background import ended
 from tests.jobs.test_records import LEASE, create, numbers, taken
@@ -93,3 +93,24 @@ async def test_a_worker_keeps_the_jobs_of_other_nodes(
         if home(response_id) != hung:
             assert (await ended(ours, response_id))["output_text"] == "Hello"
     assert len(upstream.requests) == len(running)
+
+
+async def test_a_job_survives_one_renewal_that_finds_its_node_unavailable(
+    monkeypatch: pytest.MonkeyPatch, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    renew, renewals = Jobs.renew, list[list[bool | None]]()
+
+    async def renewed(jobs: Jobs, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
+        renewals.append(await renew(jobs, holds, lease) if renewals else [None])
+        return renewals[-1]
+
+    monkeypatch.setattr(Jobs, "renew", renewed)
+    ours, go = replica(jobs__lease=6.0), Signal()
+    upstream.stream(text("Hel"), go, text("lo"), finish())
+    response_id = (await create_response(ours))["id"]
+    async with asyncio.timeout(60):
+        while len(renewals) < 2:
+            await asyncio.sleep(0.05)
+    go.set()
+    assert (await ended(ours, response_id))["output_text"] == "Hello"
+    assert (renewals[:2], len(upstream.requests)) == ([[None], [True]], 1)

@@ -11,6 +11,7 @@ import orjson
 import pytest
 import redis
 
+from responses_mw.jobs import follower
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
@@ -102,6 +103,15 @@ async def test_a_page_of_a_compressed_log_is_limited_in_size(state: State) -> No
     await state.jobs.compress(job.response_id)
     page = await state.jobs.log(job.response_id, -1)
     assert PAGE_BYTES <= sum(len(one.data) for one in page) < PAGE_BYTES + 2 * CHUNK
+
+
+async def test_a_stream_of_a_compressed_log_waits_for_no_check(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "POLL", 1000.0)
+    job = await finished(state, 8000)
+    assert await state.jobs.compress(job.response_id)
+    async with following(state) as followers, asyncio.timeout(20):
+        numbers = await rest(followers.follow(job.document, -1))
+    assert numbers[-1][1:] == (8002, True)
 
 
 async def test_redis_sends_an_uncompressed_entry_only_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
