@@ -20,7 +20,7 @@ from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
-from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, write_end
+from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, clean_up, write_end
 from .job_runner import JobRunner
 
 logger = logging.getLogger(__name__)
@@ -153,6 +153,8 @@ class Worker:
             await self._run(taken.job, asked)
         elif taken.job is not None:
             await write_end(self._state, taken)
+        elif taken.verdict == "done":  # its worker was lost before it could clean up
+            await clean_up(self._state, response_id)
         else:
             await self._state.queue.drop(response_id)
 

@@ -149,6 +149,16 @@ async def test_only_the_log_of_a_response_that_has_ended_is_compressed(state: St
     assert not await state.jobs.compress(short.response_id)  # not worth it
 
 
+async def test_a_log_is_compressed_if_its_worker_was_lost_before_that(state: State, replica: Replica) -> None:
+    job = await finished(state, 100)
+    await state.queue.reserve(job.response_id, ALICE, 0)
+    replica()
+    async with asyncio.timeout(30):
+        while await state.client.command("XLEN", keys(job)[1]) > 1:
+            await asyncio.sleep(0.05)
+    assert not (await state.queue.backlog()).jobs
+
+
 async def test_a_log_with_a_hole_is_not_compressed(state: State) -> None:
     job = await finished(state, 100)
     await state.client.command("XDEL", keys(job)[1], "50-0")
