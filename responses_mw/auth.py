@@ -43,7 +43,7 @@ class InvalidKeys(StartupError, ValueError):
 class APIKeys:
     """The names and hashes of the API keys.
 
-    Issue random keys of at least 32 characters. Anyone who obtains the hashes can find shorter keys by guessing.
+    Keys should be random and at least 32 characters long. Anyone who obtains the hashes can find shorter keys by guessing.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:

@@ -62,7 +62,7 @@ class Receiving:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Add `size` bytes. Raises `Unavailable` if the message is larger than `UNCOUNTED` and the total is too large."""
+        """Add `size` bytes. Raises `Unavailable` if the message exceeds `UNCOUNTED` and the `Inbound` exceeds its maximum."""
         inbound, counted = self._inbound, self._counted
         self._size += size
         inbound.size += self._counted - counted

@@ -91,7 +91,10 @@ _CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first of the `RULES` by which the texts differ, or None for a match. If not `strict`, `words` is skipped."""
+    """Return the name of the first rule in `RULES` by which the texts differ, or None if they match.
+
+    If `strict` is false, the rule `words` is not applied.
+    """
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in _EQUAL:

@@ -1,4 +1,7 @@
-"""The commands. `uses` lists patterns of the settings that are flags of a command. Without `uses`, all settings are flags."""
+"""The commands of `responses-mw`.
+
+A command has flags for the settings that match the patterns in its `uses`. Without `uses`, it has a flag for every setting.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A demo that needs no model. A tour with the `openai` client calls responses-mw, which calls a rule-based upstream."""
+"""A demo that needs no model. A guided tour uses the `openai` client to call responses-mw with a rule-based upstream."""

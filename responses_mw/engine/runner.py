@@ -70,13 +70,14 @@ class Runner:
         history: History | None = None,
         outlet: Outlet | None = None,
     ) -> AsyncGenerator[list[Event], None]:
-        """Make one foreground response, and yield its events in batches, one for each read from the upstream.
+        """Make one foreground response, and yield its events in batches, usually one for each read from the upstream.
 
-        The first batch is yielded when the upstream begins to answer, in mode STREAMED after `upstream.status_grace` seconds
-        at the latest. In mode WHOLE, a batch may be empty. Events that are passed to `outlet` are not yielded.
+        The first batch is yielded when the upstream begins to answer. In mode STREAMED, it is yielded after at most
+        `upstream.status_grace` seconds, even if the upstream has not answered yet. In mode WHOLE, a batch may be empty. Events
+        that are passed to `outlet` are not yielded.
 
-        If `policy` is None, the cache is not used. If `history` is None, the runner's history is used. Raises `APIError` as
-        described for the `mode`.
+        If `policy` is None, the cache is not used. If `history` is None, the runner's history is used. `RunMode` describes when
+        `APIError` is raised.
         """
 
         async def begin() -> Run:

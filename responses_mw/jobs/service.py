@@ -153,7 +153,7 @@ class JobService:
                 logger.debug("response %s was finalized by another process", response_id)
 
     def start(self) -> None:
-        """Start checking the responses that clients of this process follow."""
+        """Start the task that checks stalled streams. It calls `settle` for their responses and reads their logs again."""
         self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:

@@ -101,7 +101,7 @@ class ToolServer(BaseModel, extra="forbid", frozen=True):
     """Default for requests that do not set `require_approval`. None means `always`."""
 
     def excludes(self, name: str) -> bool:
-        """Return whether `allowed_tools` excludes a tool because of its name."""
+        """Return whether the names in `allowed_tools` exclude the tool `name`."""
         names = self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
         return names is not None and name not in names and EVERY_TOOL not in names
 

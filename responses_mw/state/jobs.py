@@ -124,7 +124,7 @@ class Jobs:
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
-        """Delete the credential of a job whose record is damaged, so that it cannot be run or finalized."""
+        """Delete the credential of a job that can be neither run nor finalized, because its record is damaged."""
         await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:

@@ -35,11 +35,11 @@ _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The result of a rate check.
+    """The result of a rate limit check.
 
     passes        whether the request is allowed
     remaining     number of further requests that are allowed now
-    reset         seconds until the whole rate is available again
+    reset         seconds until the full limit is available again
     retry_after   seconds until a request is allowed; 0 if this request passes
     """
 

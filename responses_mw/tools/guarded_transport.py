@@ -83,9 +83,10 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return up to `_MAX_ADDRESSES` addresses of `host`. Raises the errors of `resolve`.
+    """Resolve `host`, and return up to `_MAX_ADDRESSES` of its addresses.
 
-    Unless `allow_private` is true, raises `AddressRefused` if any address is not public.
+    Raises `OSError` or `UnicodeError` if `host` cannot be resolved, and `AddressRefused` if `allow_private` is false and any
+    address is not public.
     """
     addresses = [ip_address(address) for address in await resolve(host, port)]
     if not addresses:

@@ -151,9 +151,9 @@ class Backend(ABC):
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
-        """Return whether the turn has more than `tokens` input tokens if the model sees `items`.
+        """Return whether the input of `turn` has more than `tokens` tokens.
 
-        Raises `APIError` if the tokens cannot be counted.
+        `items` are the turn's items, as returned by the method `items`. Raises `APIError` if the tokens cannot be counted.
         """
 
     async def _open(

@@ -58,7 +58,7 @@ async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[ht
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Queries the server for one caller.
+    """Access to a server's own endpoints, such as its tokenizer, for one caller. Each kind of server has a subclass.
 
     Methods return None if the server does not provide the value. They raise `UpstreamError` if the server is overloaded, fails
     or refuses the caller.
@@ -72,7 +72,7 @@ class Server:
     """Whether `prompt_tokens` and `prompt_end` may return a prompt."""
 
     async def count(self, chat: ChatRequest) -> int | None:
-        """Return the number of prompt tokens of `chat`, which contains only text."""
+        """Return the number of prompt tokens of `chat`, which must contain only text."""
         return None
 
     async def context_length(self, model: str) -> Any:

@@ -38,9 +38,11 @@ class ResponseOptions:
 
 
 class IdSource(Protocol):
-    """A source of ids (`responses_mw.ids.RunIds`)."""
+    """Interface of a generator of item ids. `responses_mw.ids.RunIds` implements it."""
 
-    def item(self, prefix: str) -> str: ...
+    def item(self, prefix: str) -> str:
+        """Return a new item id that begins with `prefix` and an underscore."""
+        ...
 
 
 class ResponseBuilder(ABC):

@@ -140,11 +140,12 @@ def document(run: Document, user_messages: Sequence[Item]) -> Document:
 def open_last(
     items: Sequence[Item], open_: Callable[[str], bytes | None], *, offset: int = 0, keeps_foreign: bool = False
 ) -> list[Item]:
-    """Return `items` with the last compaction decrypted, and without the items that the compaction replaces.
+    """Decrypt the last compaction in `items`, and return the items that the model sees.
 
-    `open_` decrypts a summary, or returns None if this server cannot decrypt it. In that case, `BadRequest` is raised. But if
-    `keeps_foreign` is true, `items` are returned unchanged, because the upstream may be able to decrypt the summary.
-    The request's own input begins at `items[offset]`. Errors refer to that item as `input[0]`.
+    The items that the compaction replaces are left out. The user messages that were encrypted with the summary follow it.
+
+    If `open_` returns None, this server cannot decrypt the summary. Raises `BadRequest` in this case or, if `keeps_foreign` is
+    true, returns `items` unchanged for the upstream to decrypt. Errors refer to `items[offset]` as `input[0]`.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

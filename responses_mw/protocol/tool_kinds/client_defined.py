@@ -1,7 +1,8 @@
 """Tools that the client defines: `function`, `custom` and `tool_search`.
 
-A call becomes a well-formed item even if its arguments are malformed. The item keeps malformed arguments in a form that no
-client executes.
+A call with malformed arguments still becomes a valid item. The `arguments` of a `function_call`, or the `input` of a
+`custom_tool_call`, then contain the text that the model wrote. The `arguments` of a `tool_search_call` contain this text as
+`{"malformed_arguments": <text>}`.
 """
 
 from __future__ import annotations

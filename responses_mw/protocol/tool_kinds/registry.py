@@ -340,5 +340,5 @@ def output_of(item: Item) -> str | list[Part]:
 
 
 def is_finished(item: Item) -> bool:
-    """Return whether a server-side call was executed. A call is not executed if it is cut off, or if its run ends first."""
+    """Return whether the server executed the call. It did not if the call was cut off or the run ended before executing it."""
     return item.get("status", "completed") in ("completed", "failed")

@@ -362,10 +362,8 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     async def _send(self, body: httpx.AsyncByteStream) -> None:
         left = self._request.length
         async for data in body:
-            if left is not None:
-                if len(data) > left:
-                    raise httpx.LocalProtocolError("The request's body is longer than its Content-Length")
-                left -= len(data)
+            if left is not None and (left := left - len(data)) < 0:
+                raise httpx.LocalProtocolError("The request's body is longer than its Content-Length")
             if data:
                 self._transport.write(_chunk(data) if left is None else data)
             if self._writable is not None:
