@@ -157,7 +157,7 @@ def _evaluate(expression: str) -> Fraction:
 
 def _count(request: ChatRequest) -> Reply | None:
     """Reply with numbers to texts such as "Count to 20"."""
-    found = re.search(r"\bcount to (\d{1,4})\b", request.user_text, re.IGNORECASE)
+    found = re.search(r"\bcount to ([1-9]\d{0,3})\b", request.user_text, re.IGNORECASE)
     if found is None:
         return None
     return Reply(f"The user wants {found[1]} numbers, one by one.", " ".join(map(str, range(1, int(found[1]) + 1))))

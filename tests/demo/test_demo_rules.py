@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from responses_mw.demo.upstream import MODELS, Answer, RequestError, answer, parse
@@ -34,6 +34,7 @@ def answer_or_refusal(request: bytes) -> Answer | RequestError:
 
 
 @given(TEXTS, st.sampled_from(MODELS), st.booleans())
+@example("count to 0", MODELS[0], False)
 def test_every_text_gets_an_answer_whose_tokens_add_up(text: str, model: str, with_tool: bool) -> None:
     given_answer = answer(parse(body(text, model=model, **({"tools": [TOOL]} if with_tool else {}))))
     message = given_answer.completion()["choices"][0]["message"]
