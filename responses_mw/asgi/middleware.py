@@ -62,27 +62,26 @@ class Dispatcher:
             await self._lifespan(scope, receive, send)
             return
         path = self.our_path(scope)
-        ours = {**scope, "responses_mw.path": path}
         try:
-            self._check(scope)
+            self._check(scope, path)
         except APIError as error:
-            await TelemetryMiddleware(ErrorResponse(error))(ours, receive, send)
+            await TelemetryMiddleware(ErrorResponse(error))(_with_path(scope, path), receive, send)
             return
         if path is None:
             await self.app(scope, receive, send)
         else:
             application = self.application or await self._open_late(scope)
             try:
-                await application.routes(ours, receive, send)
+                await application.routes(_with_path(scope, path), receive, send)
             except asyncio.CancelledError:
                 if not application.drain.ends_cancelled():
                     raise
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, path: str | None) -> None:
         """Raise `UpgradeRequired` for a WebSocket if WebSockets are turned off. Also raises the errors of `check_upgrade`."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
-        elif not self._server.max_websockets and self.our_path(scope) is not None:
+        elif not self._server.max_websockets and path is not None:
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def our_path(self, scope: Scope) -> str | None:
@@ -178,3 +177,7 @@ class Dispatcher:
     async def _close(self) -> None:
         self.application = None
         await self._opened.aclose()
+
+
+def _with_path(scope: Scope, path: str | None) -> Scope:
+    return {**scope, "responses_mw.path": path}
