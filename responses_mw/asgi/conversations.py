@@ -90,8 +90,7 @@ async def delete_item(context: EndpointContext, request: Request) -> ASGIApp:
 
 
 async def _verified(context: EndpointContext, request: Request) -> tuple[State, Caller]:
-    caller = context.reader.caller(request)
-    await context.upstream.verify(caller)
+    caller = await context.verified(request)
     if context.state is None:
         raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
     return context.state, caller

@@ -173,6 +173,12 @@ class EndpointContext:
     limits: RateLimits
     settings: Settings
 
+    async def verified(self, request: HTTPConnection) -> Caller:
+        """Return the caller whose credential the upstream accepts. Raises the errors of `owner_in` and `Upstream.verify`."""
+        caller = self.reader.caller(request)
+        await self.upstream.verify(caller)
+        return caller
+
 
 def paging(request: Request) -> dict[str, Any]:
     """Return the query parameters of a list request. Raises `BadRequest` if `order` or `limit` is invalid."""

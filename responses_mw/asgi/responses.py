@@ -167,8 +167,7 @@ async def compact(context: EndpointContext, request: Request) -> ASGIApp:
 async def count_tokens(context: EndpointContext, request: Request) -> ASGIApp:
     """Return the number of input tokens that `create` would send to the model."""
     parsed = await context.reader.read(request, partial(_parse_counted, context.reader))
-    caller = context.reader.caller(request)
-    await context.upstream.verify(caller)  # some upstreams tokenize without a credential
+    caller = await context.verified(request)  # some upstreams tokenize without a credential
     count = await context.runner.count_tokens(parsed, caller)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
@@ -181,8 +180,7 @@ def _parse_counted(reader: Reader, body: Any, size: int) -> CreateResponse:
 
 async def _stored(context: EndpointContext, request: Request) -> tuple[State, JobService, Caller, str]:
     """Verify the caller. Return the state, the jobs, the caller and the id of the response in the path."""
-    caller, response_id = context.reader.caller(request), request.path_params["response_id"]
-    await context.upstream.verify(caller)
+    caller, response_id = await context.verified(request), request.path_params["response_id"]
     if context.state is None or context.jobs is None:
         raise NotFound(f"Response with id '{response_id}' not found.")
     return context.state, context.jobs, caller, response_id

@@ -76,9 +76,8 @@ class WebSockets:
         self._context.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
-        caller = self._context.reader.caller(HTTPConnection(http_scope))
         # A request with `generate: false` does not call the upstream, which would check the credential.
-        await self._context.upstream.verify(caller)
+        caller = await self._context.verified(HTTPConnection(http_scope))
         shares, total = self._memory.shares, self._context.settings.server.max_websockets
         maximum = max(1, total // 5)
         if caller.owner in shares and shares[caller.owner].connections >= maximum:
