@@ -7,12 +7,12 @@ objects, it describes only the members that identify their types. After changing
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -112,7 +112,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
     """Return the OpenAPI document. `needs_key` requires a credential. `closed` forbids unknown members in `CreateResponse`."""
-    document: dict[str, Any] = json.loads((files("responses_mw") / "asgi" / "openapi.json").read_text())
+    document: dict[str, Any] = orjson.loads((files("responses_mw") / "asgi" / "openapi.json").read_bytes())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]
     document["security"] = [{"key": []}] if needs_key else [{}, {"key": []}]  # the upstream may require no credential
