@@ -19,7 +19,7 @@ from tests.jobs.test_replicas import record
 from tests.support.scripted import HELLO, BrokenOff, Signal, error, frame, text
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tests.jobs.conftest import Replica
     from tests.support.scripted import ScriptedUpstream
@@ -39,6 +39,25 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def away(replica: Replica) -> tuple[Ours, str]:
     """A replica that accepts jobs, and the URL of an upstream that refuses connections. Only other replicas run jobs."""
     return replica(jobs__concurrency=0), f"http://127.0.0.1:{free_port()}"
+
+
+class Unavailable:
+    """An upstream whose every response has status 503. The first one is sent when `together` requests have arrived."""
+
+    def __init__(self, lifespan: ASGIApp, headers: dict[str, str] | None = None, *, together: int = 1) -> None:
+        self.asked = 0  # requests for chat completions
+        self.go = Signal()
+        self._lifespan, self._headers, self._together = lifespan, headers, together
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        self.asked += scope["path"] == "/v1/chat/completions"
+        if self.asked == self._together:
+            self.go.set()
+        await self.go.wait()
+        await Response(status_code=503, headers=self._headers)(scope, receive, send)
 
 
 async def waiting(ours: Ours, response_id: str, asked: Any) -> dict[str, Any]:
@@ -197,22 +216,13 @@ async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
 ) -> None:
     front = replica(jobs__concurrency=0)
     jobs = [(await create(front))["id"] for _ in range(12)]
-    asked = 0
-
-    async def starting(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal asked
-        if scope["type"] == "lifespan":
-            await upstream(scope, receive, send)
-            return
-        asked += scope["path"] == "/v1/chat/completions"
-        await Response(status_code=503, headers={"retry-after": "500"})(scope, receive, send)
-
+    starting = Unavailable(upstream, {"retry-after": "500"})
     replica(jobs__concurrency=4, upstream=starting, upstream__status_grace=0, upstream__dialect="openai")
     async with asyncio.timeout(60):
-        while asked < 3:  # a busy machine may begin the fourth job only after the third has failed
+        while starting.asked < 3:  # a busy machine may begin the fourth job only after the third has failed
             await asyncio.sleep(0.02)
     await asyncio.sleep(1.5)
-    assert asked <= 4 + 2
+    assert starting.asked <= 4 + 2
     assert {(await get(front, job))["status"] for job in jobs} == {"queued"}
 
 
@@ -222,21 +232,9 @@ async def test_jobs_whose_time_for_retries_is_over_fail_together(
     monkeypatch.setattr(job_runner, "FIRST_DELAY", 3.0)  # seconds between two jobs of the open circuit
     front = replica(jobs__concurrency=0)
     jobs = [(await create(front))["id"] for _ in range(20)]
-    go, asked = Signal(), 0
-
-    async def away(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal asked
-        if scope["type"] == "lifespan":
-            await upstream(scope, receive, send)
-            return
-        asked += scope["path"] == "/v1/chat/completions"
-        if asked == len(jobs):
-            go.set()
-        await go.wait()
-        await Response(status_code=503)(scope, receive, send)
-
+    away = Unavailable(upstream, together=len(jobs))
     replica(upstream=away, upstream__status_grace=0, upstream__dialect="openai", upstream__overload_timeout=0.05)
-    await go.wait()
+    await away.go.wait()
     with redis.Redis.from_url(redis_url) as client:  # a GET would end the jobs that it asks for
         async with asyncio.timeout(20):
             while {client.hget(record(job), "status") for job in jobs} != {b"failed"}:
