@@ -7,12 +7,15 @@ holds the GIL. For example, decoding or encoding 32 MiB of JSON blocks it for ab
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,10 +41,22 @@ def _executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, thread_name_prefix="responses-mw")
 
 
+def background_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a coroutine in a task. If the task fails, log the error at once. asyncio would log it only if the task is dropped."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a background task failed", exc_info=error)
+
+
 @asynccontextmanager
 async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run each coroutine in a task. On exit, cancel the tasks. Exceptions of the tasks are discarded."""
-    tasks = [asyncio.create_task(each) for each in work]
+    """Run each coroutine in a task. On exit, cancel the tasks. If a task fails, the error is logged and not raised."""
+    tasks = [background_task(each) for each in work]
     try:
         yield
     finally:

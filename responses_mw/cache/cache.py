@@ -28,6 +28,7 @@ from ..protocol.types import Document, Item
 from ..settings import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
+from ..threads import in_background
 from . import guard
 from .embeddings import MAX_TEXT_LENGTH, Embeddings
 from .entry import Entry, Key, Uncacheable, items_of, key_of, pack, unpack
@@ -196,12 +197,11 @@ class Cache:
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
         """Renew the flight of `miss` until the context exits, then release the flight. `keep` releases it earlier."""
-        renewing = asyncio.create_task(self._renew(miss.key, miss.token)) if miss.token is not None else None
+        renewing = [self._renew(miss.key, miss.token)] if miss.token is not None else []
         try:
-            yield
+            async with in_background(*renewing):
+                yield
         finally:
-            if renewing is not None:
-                renewing.cancel()
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document) -> bool:

@@ -20,6 +20,7 @@ from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable
 from ..telemetry.context import annotate
 from ..telemetry.tracing import queueing_span, with_trace_context
+from ..threads import background_task
 from .event_log import write_end
 from .follower import Followers
 from .job_runner import secrets_purpose
@@ -154,12 +155,12 @@ class JobService:
 
     def start(self) -> None:
         """Start the task that checks stalled streams. It calls `settle` for their responses and reads their logs again."""
-        self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
+        self._following = self._following or background_task(self._followers.run(self.settle))
 
     def work(self) -> None:
         """Start claiming jobs if this process has a worker. The upstream must be available."""
         if self._worker is not None and not self._stopped:
-            self._working = self._working or asyncio.create_task(self._worker.run())
+            self._working = self._working or background_task(self._worker.run())
 
     def is_working(self) -> bool:
         """Return whether this process claims jobs now."""

@@ -20,6 +20,7 @@ from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
+from ..threads import background_task
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, clean_up, write_end
 from .job_runner import JobRunner
 
@@ -67,7 +68,9 @@ class Worker:
             wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
             wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()),
         ):
-            loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
+            loops = [background_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
+            for task in loops:
+                task.add_done_callback(lambda _: self.stop())  # the jobs depend on each loop
             try:
                 await self._claim()
                 await self._drain()

@@ -22,6 +22,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..ids import random_part
+from ..threads import background_task
 from . import SandboxSettings
 from .jail.isolation import LEVELS, LIMITS, Isolation
 from .jail.launch import MAX_FILES, Plan
@@ -102,7 +103,7 @@ class Containers:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._expiry = asyncio.create_task(self._expire())
+        self._expiry = background_task(self._expire())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..lua import Script, load
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
+from ..threads import background_task
 from .client import Args, Client, Value
 from .errors import Damaged, OverQuota, StateUnavailable
 from .schema import Address
@@ -181,7 +182,7 @@ class Writer:
             logger.warning("too many writes wait to be undone: the failed write of %s%s may be stored", lost.tag, lost.random)
         self._pending[write.address] = write
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._undo_all())
+            self._task = background_task(self._undo_all())
 
     async def aclose(self) -> None:
         """Stop undoing writes, even if some writes have not been undone yet."""
