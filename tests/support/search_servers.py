@@ -1,4 +1,4 @@
-"""What the search providers answer, in their own shapes, and a server that answers so."""
+"""A sample answer of SearXNG, and a server that answers as a search provider does."""
 
 from __future__ import annotations
 
@@ -47,64 +47,6 @@ SEARXNG = {
     "infoboxes": [],
     "suggestions": ["capital of france before paris"],
     "unresponsive_engines": [["duckduckgo", "CAPTCHA"]],
-}
-
-TAVILY = {
-    "query": "capital of france",
-    "follow_up_questions": None,
-    "answer": None,
-    "images": [],
-    "results": [
-        {
-            "url": "https://en.wikipedia.org/wiki/Paris",
-            "title": "Paris - Wikipedia",
-            "content": "Paris is the capital and largest city of France.",
-            "score": 0.91,
-            "raw_content": None,
-        },
-        {
-            "url": "https://www.britannica.com/place/Paris",
-            "title": "Paris | Definition, Map, Population",
-            "content": "Paris, city and capital of France.",
-            "score": 0.83,
-            "raw_content": None,
-        },
-    ],
-    "response_time": 1.09,
-    "request_id": "123e4567-e89b-12d3-a456-426614174111",
-}
-
-BRAVE = {
-    "type": "search",
-    "query": {"original": "capital of france", "show_strict_warning": False, "country": "us", "more_results_available": True},
-    "mixed": {"type": "mixed", "main": [{"type": "web", "index": 0, "all": False}], "top": [], "side": []},
-    "web": {
-        "type": "search",
-        "family_friendly": True,
-        "results": [
-            {
-                "title": "Paris - Wikipedia",
-                "url": "https://en.wikipedia.org/wiki/Paris",
-                "is_source_local": False,
-                "is_source_both": False,
-                "description": "Paris is the capital &amp; largest city of France. It&#x27;s on the Seine.",
-                "page_age": "2026-10-01T10:00:00",
-                "profile": {"name": "Wikipedia", "url": "https://en.wikipedia.org/wiki/Paris", "long_name": "en.wikipedia.org"},
-                "language": "en",
-                "family_friendly": True,
-                "type": "search_result",
-                "subtype": "generic",
-                "meta_url": {"scheme": "https", "netloc": "en.wikipedia.org", "hostname": "en.wikipedia.org", "path": "› wiki"},
-                "extra_snippets": ["The City of Paris is the centre of the &Icirc;le-de-France region."],
-            },
-            {
-                "title": "Paris | Definition, Map, Population",
-                "url": "https://www.britannica.com/place/Paris",
-                "description": "Paris, city and capital of France.",
-                "type": "search_result",
-            },
-        ],
-    },
 }
 
 
