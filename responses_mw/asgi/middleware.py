@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -12,13 +13,15 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..engine.run import Drain
-from ..errors import APIError, StartupError, UpgradeRequired
+from ..errors import APIError, StartupError, Unavailable, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
 from ..settings import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
 from .telemetry import TelemetryMiddleware
+
+logger = logging.getLogger(__name__)
 
 _OURS = re.compile(r"/v1/(responses|conversations)(/|\Z)")
 _END_TIMEOUT = 5.0
@@ -64,13 +67,13 @@ class Dispatcher:
         path = self.our_path(scope)
         try:
             self._check(scope, path)
+            application = None if path is None else self.application or await self._open_late(scope)
         except APIError as error:
             await TelemetryMiddleware(ErrorResponse(error))(_with_path(scope, path), receive, send)
             return
-        if path is None:
+        if application is None:
             await self.app(scope, receive, send)
         else:
-            application = self.application or await self._open_late(scope)
             try:
                 await application.routes(_with_path(scope, path), receive, send)
             except asyncio.CancelledError:
@@ -130,8 +133,15 @@ class Dispatcher:
             return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open the application on the first request, because the host has no lifespan. Close it when the event loop ends."""
-        opened = await self._open(scope)
+        """Open the application on the first request, because the host has no lifespan. Close it when the event loop ends.
+
+        Raises `Unavailable` if the application cannot be opened. The next request tries again.
+        """
+        try:
+            opened = await self._open(scope)
+        except StartupError as error:
+            logger.error("responses_mw cannot start: %s", error)  # noqa: TRY400 (the message names the wrong setting)
+            raise Unavailable("This server cannot start. Its log says why.") from error
         if opened.jobs:
             opened.jobs.work()
         if self._closing is None or self._closing.done():  # a task that is done belonged to an earlier event loop

@@ -275,6 +275,23 @@ async def test_a_host_without_a_lifespan_is_served(
     assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
 
 
+async def test_without_a_lifespan_a_wrong_setting_is_logged_and_each_request_gets_a_503(
+    upstream: ScriptedUpstream, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(ResponsesMiddleware(upstream, make_settings(redis__url="redis+wrong://user:password@host")), lifespan="off")
+    for _ in range(2):
+        response = await post(f"{url}/v1/responses")
+        assert (response.status_code, response.json()["error"]["message"]) == (
+            503,
+            "This server cannot start. Its log says why.",
+        )
+        assert "x-request-id" in response.headers
+    assert caplog.text.count("cannot start: redis.url is not valid: unknown kind of Redis URL: redis+wrong://") == 2
+    upstream.pages["/v1/models"] = {"data": []}
+    async with httpx.AsyncClient(base_url=url, verify=False, trust_env=False) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+
+
 async def test_requests_that_come_together_open_it_once(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
     url = serve(mounted(upstream), lifespan="off")
     for _ in range(5):
