@@ -349,44 +349,52 @@ async def _check_embeddings(settings: Settings) -> bool:
     return _passed("cache:", f"{model} makes vectors of {len(vector)} dimensions")
 
 
-_WEB_SEARCH = {
-    "type": "web_search",
-    "filters": {"allowed_domains": ["wikipedia.org"], "blocked_domains": ["de.wikipedia.org"]},
-    "user_location": {"type": "approximate", "country": "US"},
-}
+_BLOCKED = {"blocked_domains": ["de.wikipedia.org"]}
+_PLACE = {"type": "approximate", "country": "US"}
+_SEARCHES: list[Tool] = [
+    {"type": "web_search", "filters": {"allowed_domains": ["wikipedia.org"], **_BLOCKED}, "user_location": _PLACE},
+    {"type": "web_search", "filters": _BLOCKED},  # if both filters are set, some providers send only the other one
+]
 
 
 async def _check_tools(settings: Settings) -> bool:
     if settings.upstream.api == "responses":  # the upstream runs the tools
         return True
-    used: dict[str, tuple[Tool, str | None]] = {
-        f"MCP server '{label}'": ({"type": "mcp", "server_label": label}, None) for label in settings.tools.mcp_servers
+    used: dict[str, tuple[list[Tool], str | None]] = {
+        f"MCP server '{label}'": ([{"type": "mcp", "server_label": label}], None) for label in settings.tools.mcp_servers
     }
     if settings.search.provider != "none":
-        used[f"web search ({settings.search.provider})"] = (_WEB_SEARCH, '{"query": "weather"}')
+        used[f"web search ({settings.search.provider})"] = (_SEARCHES, '{"query": "weather"}')
     if settings.tools.sandbox_url is not None:
-        used["code interpreter"] = ({"type": "code_interpreter", "container": {"type": "auto"}}, '{"code": "1"}')
+        used["code interpreter"] = ([{"type": "code_interpreter", "container": {"type": "auto"}}], '{"code": "1"}')
     async with open_tools(settings) as tools:
-        return all([await _check_tool(tools, name, tool, arguments) for name, (tool, arguments) in used.items()])
+        return all([await _check_tool(tools, name, entries, arguments) for name, (entries, arguments) in used.items()])
 
 
-async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None) -> bool:
-    """Open the tool, and call it unless `arguments` is None."""
+async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: str | None) -> bool:
+    """Open each of the `entries` for a request's `tools`, and call its function unless `arguments` is None."""
+    offered = 0
+    try:
+        for entry in entries:
+            offered = await _try_tool(tools, entry, arguments)
+    except APIError as error:
+        return _failed("tools:", f"{name}: {error.message.removeprefix(f'{name}: ')}")
+    return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")
+
+
+async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> int:
+    """Return the number of functions of `entry`. Raises `APIError` if it cannot be opened, or if the call fails."""
 
     async def accept() -> None:
         """Accept every call, because the operator may call all tools."""
 
+    toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, accept)
+    assert toolbox is not None
     try:
-        toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, accept)
-        assert toolbox is not None
-        try:
-            await toolbox.open()
-            offered = len(toolbox.offered)
-            result = await toolbox.call(toolbox.offered[0].form, arguments, "check") if arguments else None
-        finally:
-            await toolbox.aclose()
-    except APIError as error:
-        return _failed("tools:", f"{name}: {error.message.removeprefix(f'{name}: ')}")
-    if result is not None and result.failed:
-        return _failed("tools:", f"{name}: {str(result.content).removeprefix(f'{name}: ')}")
-    return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")
+        await toolbox.open()
+        result = await toolbox.call(toolbox.offered[0].form, arguments, "check") if arguments else None
+        if result is not None and result.failed:
+            raise APIError(str(result.content))
+        return len(toolbox.offered)
+    finally:
+        await toolbox.aclose()

@@ -69,7 +69,10 @@ def test_what_works_is_said(
         "tools:    code interpreter: works",
     ):
         assert f"{line}\n" in told.out
-    assert len(search.asked) == 1
+    assert [asked.parameters["q"] for asked in search.asked] == [
+        "weather site:wikipedia.org -site:de.wikipedia.org",
+        "weather -site:de.wikipedia.org",
+    ]
 
 
 @pytest.mark.parametrize(
