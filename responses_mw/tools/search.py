@@ -63,7 +63,7 @@ class Query:
     characters: int = 1_000
     """Maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts and marks the cut.
 
-    A provider may ignore this maximum, or request one character more, so that the cut is marked.
+    A provider may ignore this maximum. If its API has such a parameter, request one character more, so that a cut is noticed.
     """
 
     def admits(self, url: str) -> bool:
@@ -157,6 +157,11 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
+def hits_of(answer: dict[str, Any], *path: str, text: str) -> list[SearchHit]:
+    """Return the results in the list at `path`. Each has a `title`, a `url`, and its text in the member `text`."""
+    return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, text)) for row in rows_of(answer, *path)]
+
+
 def text_of(row: dict[str, Any], *names: str) -> str:
     """Return the first of the members `names` that is a non-blank string, or "" if there is none."""
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
@@ -179,8 +184,7 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = {
 }
 """English names and main languages of countries, by ISO code.
 
-If a provider's API refuses unknown codes, send only codes from the provider's own list of countries. If there is no such list,
-use this table.
+If a provider documents a list of countries, send only countries in that list. Otherwise, send only countries in this table.
 """
 
 
@@ -198,10 +202,10 @@ class SearXNG(SearchProvider):
             params["language"] = f"{_COUNTRIES[country][1]}-{country}"
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
-        results = rows_of(answer, "results")
-        if not results and answer.get("unresponsive_engines"):
+        hits = hits_of(answer, "results", text="content")
+        if not hits and answer.get("unresponsive_engines"):
             raise SearchFailed("None of the search engines answered.")
-        return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in results]
+        return hits
 
     def _with_sites(self, query: Query) -> str:
         """Return the query's text with its domains, unless they are too many, as `site:` operators."""
@@ -231,9 +235,7 @@ class Tavily(SearchProvider):
         if (country := query.place.get("country", "")) in _COUNTRIES:
             body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
-        return [
-            SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, "content")) for row in rows_of(answer, "results")
-        ]
+        return hits_of(answer, "results", text="content")
 
 
 # -- Brave Search: https://api-dashboard.search.brave.com/api-reference/web/search/get ------------------------------------
