@@ -209,7 +209,10 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
 
 @pytest.fixture
 def start(start_at: Start, mount: str) -> Start:
-    """Starts ours at either mount, with the settings that are given. Background responses need `auth__secret_keys`."""
+    """Starts ours at either mount, with the settings and the `upstream` that are given.
+
+    Background responses need `auth__secret_keys`.
+    """
     return lambda **settings: start_at(mount, **settings)
 
 
@@ -221,7 +224,7 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def patient(start: Start) -> Ours:
-    """Our server, with a grace period that is long enough for the upstream's status even on a busy machine."""
+    """Our server, with a grace period in which the upstream's answer begins even on a busy machine."""
     return start(upstream__status_grace=5)
 
 

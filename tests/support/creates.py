@@ -1,0 +1,102 @@
+"""The ways in which a create of a response is answered, for tests of what all these responses have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tests.support import scripted_responses
+from tests.support.scripted import HELLO, BrokenOff, completion, error, text
+from tests.support.scripted_responses import ScriptedResponses
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
+
+BODY = {"model": "tiny", "input": "Hi"}
+HI = completion({"content": "Hi"})
+SECRET = "a secret that all the replicas of the deployment have"
+Create = Callable[["Start", "ScriptedUpstream", dict[str, str]], Awaitable["httpx.Response"]]
+
+
+async def post(ours: Ours, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    return await ours.http.post("/v1/responses", json={**BODY, **body}, headers=headers)
+
+
+async def completed(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    upstream.stream(*HELLO)
+    return await post(start(upstream__status_grace=5), headers, stream=stream)
+
+
+async def refused(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    upstream.whole(error("no"), 400)
+    return await post(start(upstream__status_grace=5), headers, stream=stream)
+
+
+async def broken_off(start: Start, upstream: ScriptedUpstream, headers: dict[str, str]) -> httpx.Response:
+    upstream.stream(text("Hel"), BrokenOff(), done=False)
+    return await post(start(), headers)
+
+
+async def invalid(start: Start, _: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    return await post(start(), headers, temperature="hot", stream=stream)
+
+
+async def no_json(start: Start, _: ScriptedUpstream, headers: dict[str, str]) -> httpx.Response:
+    return await start().http.post("/v1/responses", content=b"{", headers=headers)
+
+
+async def without_key(start: Start, _: ScriptedUpstream, headers: dict[str, str]) -> httpx.Response:
+    return await post(start(auth__api_keys=["alice:sha256:" + "0" * 64], upstream__api_key="key"), headers)
+
+
+async def from_foreign_page(start: Start, _: ScriptedUpstream, headers: dict[str, str]) -> httpx.Response:
+    return await post(start(), {**headers, "origin": "https://evil.example"})
+
+
+async def repeated(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    ours, key = start(), {"idempotency-key": "1"}
+    upstream.stream(*HELLO)
+    await post(ours, key, stream=stream)
+    return await post(ours, {**headers, **key}, stream=stream)
+
+
+async def cached(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    ours = start(cache__mode="exact")
+    upstream.whole(HI)
+    await post(ours)
+    response = await post(ours, headers, stream=stream)
+    assert response.headers["x-responses-cache"].startswith("exact")
+    return response
+
+
+async def background(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    upstream.stream(*HELLO)
+    return await post(start(auth__secret_keys=[SECRET]), headers, background=True, stream=stream)
+
+
+async def of_responses_api(start: Start, _: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    theirs = ScriptedResponses()
+    if stream:
+        theirs.stream(*scripted_responses.answer(), done=False)
+    else:
+        theirs.whole(scripted_responses.response(scripted_responses.item()))
+    return await post(start(upstream=theirs, upstream__api="responses", upstream__status_grace=5), headers, stream=stream)
+
+
+_BOTH = (completed, refused, invalid, repeated, cached, background, of_responses_api)
+CREATES: dict[str, Create] = {
+    **{
+        f"{each.__name__}, {'stream' if stream else 'json'}": partial(each, stream=stream)
+        for each in _BOTH
+        for stream in (False, True)
+    },
+    **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page)},
+}
+"""Functions that send one create with the given headers and return the response, by a description of the response.
+
+Before the headers are sent, the model was called for `completed`, `broken_off` and `of_responses_api`.
+"""
