@@ -137,7 +137,7 @@ class UpstreamSettings(Group):
     timeout: Duration = Field(600.0, gt=0)
     """timeout for the first byte of the upstream's answer; a pause within the answer may last a fifth of this time"""
     status_grace: Duration = Field(0.05, ge=0)
-    """time that a stream waits for the upstream's status before it sends a 200"""
+    """time that a stream waits for the upstream's answer to begin before it sends a 200"""
     overload_timeout: Duration = Field(
         30.0,
         ge=0,

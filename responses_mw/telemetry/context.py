@@ -84,10 +84,11 @@ class RequestContext:
     tool_errors: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request to the first chunk or event of the upstream's answer. None before that.
+    """Seconds from the start of the request until the first chunk or event of the upstream's answer arrived.
 
-    It stays None for cache hits, repeated and background creates, and errors before the first chunk. Summaries of the history
-    do not count. A stream's headers may be sent before the first chunk, so the time may still be None then.
+    A request without `stream` gets the whole answer as one chunk. Without `upstream.status_grace`, a stream's headers are sent
+    before the first chunk, when this is still None. It stays None for cache hits, repeated and background creates, and errors
+    before the first chunk. Summaries of the history do not count.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -20,7 +21,7 @@ from responses_mw.settings import ServerSettings
 from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
-from tests.support.scripted import HELLO
+from tests.support.scripted import HELLO, Signal, finish, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -324,10 +325,28 @@ async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: Scr
     await front.ours.http.post("/v1/responses?q=confidential", json={"model": PROMPT, "input": PROMPT, "tools": 7})
     await front.logged("GET * 404")  # a line may follow its answer
     log = await front.logged(" 400 ")
-    for text in (PROMPT, SECRET, "confidential"):
-        assert text not in log
+    for private in (PROMPT, SECRET, "confidential"):
+        assert private not in log
     assert log.count("POST /v1/responses 200") == log.count(created.id) == 1
     assert log.count("GET * 404") == 1
     if form == "json":
         lines = [json.loads(line) for line in log.splitlines()]
         assert [line["response"] for line in lines if line.get("status") == 200] == [created.id]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_until_the_first_chunk_is_logged(upstream: ScriptedUpstream, start: Start, stream: bool) -> None:
+    front = await start("serve").is_ready()
+    go, held = Signal(), 0.05
+    answer = upstream.stream(text("Hel"), go, text("lo"), finish()) if stream else upstream.stream(go, *HELLO)
+    answer.before = before = Signal()
+    asking = asyncio.create_task(front.ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": stream}))
+    for signal in (before, go):
+        await answer.asked.wait()
+        await asyncio.sleep(held)  # a lower bound, however busy the machine is
+        signal.set()
+    assert (await asking).status_code == 200
+    line = json.loads((await front.logged("POST /v1/responses 200")).splitlines()[-1])
+    pauses = held if stream else 2 * held
+    assert pauses <= line["first_token"] <= line["seconds"] - (held if stream else 0)
