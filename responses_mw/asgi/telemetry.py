@@ -43,7 +43,7 @@ _HEADERS = "responses_mw.headers"
 def add_headers(scope: Scope, headers: HeaderSource) -> None:
     """Add `headers` to the HTTP response, whether it is a success or an error. Call this before the response starts.
 
-    `scope` must have passed through a `TelemetryMiddleware` that was created with `traced=True`.
+    `scope` is the scope of a request to an application inside a `TelemetryMiddleware` with `traced=True`.
     """
     scope[_HEADERS].append(headers)
 
