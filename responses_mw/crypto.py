@@ -91,7 +91,7 @@ class Sealer:
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Return whether `signature` is valid for `data`, `purpose` and `owner`. Any of the keys may have made it."""
+        """Return whether `signature` is valid for `data`, `purpose` and `owner`. A signature by any of the keys is accepted."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False

@@ -68,10 +68,10 @@ class APIKeyMiddleware:
 
 
 class Origins:
-    """Protection against requests that foreign web pages make browsers send.
+    """Protection against cross-site request forgery (CSRF).
 
     Any web page can make a browser send a POST request to this server. This is dangerous if the upstream requires no
-    credential. Requests from pages of this server's host and from the `allowed` origins are accepted. Requests with neither
+    credential. Requests from pages on this server's host and from the `allowed` origins are accepted. Requests with neither
     `Origin` nor `Sec-Fetch-Site` are accepted too, because they do not come from a browser. There is no protection against DNS
     rebinding.
     """

@@ -174,7 +174,7 @@ class EndpointContext:
     settings: Settings
 
     async def verified(self, request: HTTPConnection) -> Caller:
-        """Return the caller whose credential the upstream accepts. Raises the errors of `owner_in` and `Upstream.verify`."""
+        """Return the caller after checking its credential. Raises the errors of `owner_in` and `Upstream.verify`."""
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)
         return caller

@@ -152,11 +152,11 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response in Redis, or in this connection's memory if it is not stored in Redis.
+        """Store the response in Redis or, if that fails or is not wanted, in this connection's memory.
 
-        It is not stored in Redis if `store` is false, if the chain is an `UnstoredChain`, or if storing fails. In the last two
-        cases, `document["store"]` is set to false. Failed and cancelled responses are not kept in memory. Raises the errors of
-        `History.commit`.
+        A response with `store: false` and the continuation of an `UnstoredChain` are not stored in Redis. For a continuation,
+        or if `History.commit` cannot store the response, `document["store"]` is set to false. Failed and cancelled responses
+        are not kept in memory. If `History.commit` raises an error, nothing is kept.
         """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False

@@ -1,9 +1,9 @@
-"""The response cache: look up answers, store them, and compute an answer only once when equal requests arrive together.
+"""The response cache: look up answers, store them, and make an answer only once if identical requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
 2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
    partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
-3. The first request computes the answer. Equal requests on any replica wait for it, up to a timeout. Meanwhile, the first
+3. The first request makes the answer. Identical requests on any replica wait for it, up to a timeout. Meanwhile, the first
    request holds a lock in Redis, the *flight*. The flight is renewed while the answer is computed, and released at the end,
    even after an error.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup. Therefore, an
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT = 5.0  # maximum seconds that a request waits for an equal request in progress. Most answers are complete by then
+MAX_WAIT = 5.0  # maximum seconds that a request waits for an identical one in progress. Most answers are complete by then
 MAX_ENTRY_BYTES = 1024 * 1024
 """Maximum size of a cached answer in bytes, a few times the size of the longest text that a model writes."""
 LEASE = 5.0  # seconds after which a flight expires unless it is renewed
 STREAM_WAIT = 1.0
-"""Maximum seconds that a streaming request waits for an equal request, because its client expects a first event."""
+"""Maximum seconds that a streaming request waits for an identical one, because its client expects a first event."""
 _NEAR = 0.15  # maximum difference between the threshold and a lower similarity that a miss reports
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
@@ -98,11 +98,11 @@ class Cache:
     # -- lookup ---------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, policy: Policy, gate: Gate, *, streamed: bool = False, caller: Any = None) -> Hit | Miss:
-        """Await `gate`, then look up the answer to the request with this `key`. Raises only the errors of `gate`.
+        """Await `gate`, then look up the answer for `key`. Raises only the errors of `gate`.
 
-        If an equal request is computing the answer, wait for it for up to `MAX_WAIT` seconds. If `streamed`, wait for up to
-        `STREAM_WAIT` seconds. The embedding is requested for `caller`. After a miss, compute the answer within the context
-        manager `flight`, because equal requests may be waiting for it.
+        If an identical request is in progress, wait for its answer for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if
+        `streamed`. The embedding is requested on behalf of `caller`. After a miss, make the answer within the context manager
+        `flight`, because identical requests may be waiting for it.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -145,7 +145,7 @@ class Cache:
         return await self._nearest(miss, scan, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, scan: Scan | None) -> LookupResult:
-        """Repeat the exact lookup while another request is computing the answer, for up to `wait` seconds."""
+        """Repeat the exact lookup while another request is making the answer, for up to `wait` seconds."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:

@@ -131,7 +131,7 @@ class Miss:
     policy: Policy
     generation: str | None = None
     """The cache's generation at the lookup. None means that the lookup failed. The answer is then not stored."""
-    token: str | None = None  # set while this request holds the flight, so that equal requests wait for it
+    token: str | None = None  # set while this request holds the flight, so that identical requests wait for it
     vector: Vector | None = None  # the embedding of the text, or None if the text was not embedded
     signature: Signature | None = None  # the signature of the text, which is computed when it is first needed
     reason: str = "not_found"

@@ -81,8 +81,8 @@ class LookupResult:
     """The result of an exact lookup. `verdict` is one of:
 
     hit     there is an entry with this `record`, which expires in `left` seconds
-    lead    this request computes the answer, and equal requests wait for the answer
-    wait    another request is computing the answer
+    lead    this request makes the answer, and identical requests wait for it
+    wait    another request is making the answer
     alone   this request computes the answer, and no other request waits
     """
 
@@ -106,7 +106,7 @@ class Stats:
 class Entries:
     """All cache entries of all owners.
 
-    A *flight* is the lock of the request that computes an answer. Equal requests wait until it is released.
+    A *flight* is the lock of the request that makes an answer. Identical requests wait until it is released.
     """
 
     def __init__(self, redis: Redis, settings: CacheSettings) -> None:

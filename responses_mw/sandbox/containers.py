@@ -71,7 +71,7 @@ class PythonResult(BaseModel):
 
 
 async def strongest_isolation(settings: SandboxSettings) -> Isolation:
-    """Return the strongest isolation that the kernel grants. Raises `SandboxError` if the settings permit no such isolation."""
+    """Return the strongest isolation that the kernel grants and `settings` permit. Raises `SandboxError` if there is none."""
     refused = []
     for isolation in LEVELS:
         if isolation.own_user and os.geteuid() != 0:

@@ -254,7 +254,7 @@ class CacheSettings(Group):
     """The response cache."""
 
     mode: Literal["off", "exact", "semantic"] = "off"
-    """cache mode: exact answers equal requests from the cache, semantic also requests with the same meaning"""
+    """cache mode: exact answers identical requests from the cache, semantic also answers requests with the same meaning"""
     ttl: WholeDuration = Field(3600, gt=0)
     """maximum lifetime of a cached answer"""
     embedding_model: str | None = None

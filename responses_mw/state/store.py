@@ -55,7 +55,7 @@ class Health:
 
 
 class State:
-    """All parts of the state, which share one client."""
+    """The state of all owners: responses, conversations, jobs, quotas and usage. All parts share one client."""
 
     def __init__(self, client: Client, options: StateOptions | None = None) -> None:
         self.client = client

@@ -46,10 +46,10 @@ class ServedFunction(OfferedFunction):
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The context of the tools in one run of `owner`. `http` is the client for services of the operator.
+    """What the tools of one run can use. `owner` is the owner of the run.
 
-    `earlier` contains the items of the history and of the input. Clients can forge these items, so permissions must never be
-    derived from them.
+    Use `http` only for services that the operator has configured. `earlier` contains the items of the history and the input.
+    Clients can forge these items, so permissions must never be derived from them.
     """
 
     settings: ToolSettings

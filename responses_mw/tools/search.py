@@ -63,7 +63,7 @@ class Query:
     characters: int = 1_000
     """Maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts and marks the cut.
 
-    A provider may ignore this maximum. If its API has such a parameter, request one character more, so that a cut is noticed.
+    If the provider's API can limit texts, request one character more, so that `WebSearch` notices a cut.
     """
 
     def admits(self, url: str) -> bool:
@@ -182,10 +182,7 @@ TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vie
 _COUNTRIES: Mapping[str, tuple[str, str]] = {
     entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
 }
-"""English names and main languages of countries, by ISO code.
-
-If a provider documents a list of countries, send only countries in that list. Otherwise, send only countries in this table.
-"""
+"""English names and main languages of countries, by ISO code."""
 
 
 # -- SearXNG: https://docs.searxng.org/dev/search_api.html ----------------------------------------------------------------

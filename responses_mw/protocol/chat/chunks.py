@@ -53,7 +53,7 @@ class SurrogateHalves:
     """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
     Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. At
-    most `_MAX_HELD` chunks are held back. A half without its other half becomes U+FFFD.
+    most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The events of a response: their names, their numbers, and their effects on items.
 
-Events do not depend on the transport. Without its last word, an event's type names what the event changes (OpenAI reference,
-"Streaming events"). This is the event's stem, and an `EventTarget` describes what it names.
+Events do not depend on the transport. The stem of an event is its type without the last part. For example, the stem of
+`response.output_text.delta` is `response.output_text`. An `EventTarget` describes what the events with its stem change (OpenAI
+reference, "Streaming events").
 """
 
 from __future__ import annotations

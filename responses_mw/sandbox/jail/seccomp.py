@@ -136,8 +136,9 @@ class _Program(ctypes.Structure):
 def install(*, alone: bool) -> None:
     """Install the filter permanently in this process and its children. `no_new_privs` must be set.
 
-    Set `alone` if the container has no namespaces of its own. The filter then also refuses new processes, new programs, signals
-    and more socket calls. Raises `OSError` if seccomp is not available or the architecture is unknown.
+    Set `alone` if the container has no namespaces of its own. The filter then also refuses to create processes, execute
+    programs, send signals, and connect or bind sockets (`_REFUSED_ALONE` is the full list). Raises `OSError` if seccomp is not
+    available or the architecture is unknown.
     """
     filtered = program(os.uname().machine, alone=alone)
     checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(filtered) // 8, filtered)), 0, 0))
