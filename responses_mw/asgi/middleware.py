@@ -190,4 +190,5 @@ class Dispatcher:
 
 
 def _with_path(scope: Scope, path: str | None) -> Scope:
+    """Return a copy of `scope` with the result of `Dispatcher.our_path`, before any other middleware of ours runs."""
     return {**scope, "responses_mw.path": path}

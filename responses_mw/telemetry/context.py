@@ -86,9 +86,9 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from the start of the request until the first chunk or event of the upstream's answer arrived.
 
-    A request without `stream` gets the whole answer as one chunk. Without `upstream.status_grace`, a stream's headers are sent
-    before the first chunk, when this is still None. It stays None for cache hits, repeated and background creates, and errors
-    before the first chunk. Summaries of the history do not count.
+    If the request has no `stream`, the upstream usually sends the whole answer as one chunk. If the first chunk arrives later
+    than `upstream.status_grace`, a stream's headers are sent before it, when this is still None. It stays None for cache hits,
+    repeated and background creates, and errors before the first chunk. Summaries of the history do not count.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored

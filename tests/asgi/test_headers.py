@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.creates import CREATES
+from tests.support.creates import BODY, CREATES
+from tests.support.scripted import HELLO, Signal
 
 if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
@@ -21,3 +22,13 @@ async def test_every_create_has_the_callers_request_id(start: Start, upstream: S
     response = await CREATES[kind](start, upstream, {"x-request-id": "mine"})
     assert response.status_code == STATUSES.get(kind.partition(",")[0], 200)
     assert response.headers.get_list("x-request-id") == ["mine"]
+
+
+async def test_a_stream_has_its_headers_before_the_upstream_answers(start: Start, upstream: ScriptedUpstream) -> None:
+    go = Signal()
+    upstream.stream(*HELLO, before=go)
+    body = {**BODY, "stream": True}
+    async with start(upstream__status_grace=0).http.stream("POST", "/v1/responses", json=body) as response:
+        assert (response.status_code, "x-request-id" in response.headers) == (200, True)
+        go.set()
+        assert b"response.completed" in await response.aread()

@@ -27,7 +27,10 @@ async def post(ours: Ours, headers: dict[str, str] | None = None, **body: Any) -
 
 
 async def completed(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
-    upstream.stream(*HELLO)
+    if stream:
+        upstream.stream(*HELLO)
+    else:
+        upstream.whole(HI)
     return await post(start(upstream__status_grace=5), headers, stream=stream)
 
 
@@ -98,5 +101,6 @@ CREATES: dict[str, Create] = {
 }
 """Functions that send one create with the given headers and return the response, by a description of the response.
 
-Before the headers are sent, the model was called for `completed`, `broken_off` and `of_responses_api`.
+The headers of `completed`, `broken_off` and `of_responses_api` are sent after the first chunk of the upstream's answer. For the
+other responses, there is no such chunk.
 """
