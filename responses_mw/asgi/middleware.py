@@ -19,7 +19,8 @@ from ..jobs import JobService
 from ..settings import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
-from .telemetry import TelemetryMiddleware
+from .routes import route_of
+from .telemetry import ROUTE_SCOPE, TelemetryMiddleware
 
 logger = logging.getLogger(__name__)
 
@@ -190,5 +191,5 @@ class Dispatcher:
 
 
 def _with_path(scope: Scope, path: str | None) -> Scope:
-    """Return a copy of `scope` with the result of `Dispatcher.our_path`, before any other middleware of ours runs."""
-    return {**scope, "responses_mw.path": path}
+    """Return a copy of `scope` with the result of `Dispatcher.our_path` and its route."""
+    return {**scope, "responses_mw.path": path, ROUTE_SCOPE: route_of(path) if path is not None else ""}

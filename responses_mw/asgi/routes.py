@@ -7,6 +7,7 @@ objects, it describes only the members that identify their types. After changing
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import MethodNotAllowed, NotFound
 from ..settings import ServerSettings
-from ..telemetry.context import annotate
 from ..version import VERSION
 from . import conversations, responses
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
@@ -44,6 +44,13 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
 }
 """Maps each path to its HTTP methods and their endpoints."""
 
+_PATTERNS = {re.compile(re.sub(r"\{\w+\}", "[^/]+", route)): route for route in ROUTES}
+
+
+def route_of(path: str) -> str:
+    """Return the key of `ROUTES` that matches `path`, or "" if there is none."""
+    return next((route for pattern, route in _PATTERNS.items() if pattern.fullmatch(path)), "")
+
 
 class Routes:
     """An ASGI application that serves all paths under `/v1/responses` and `/v1/conversations`.
@@ -52,7 +59,7 @@ class Routes:
     """
 
     def __init__(self, context: EndpointContext) -> None:
-        routes: list[BaseRoute] = [Route(path, _Resource(path, endpoints, context)) for path, endpoints in ROUTES.items()]
+        routes: list[BaseRoute] = [Route(path, _Resource(endpoints, context)) for path, endpoints in ROUTES.items()]
         routes.append(WebSocketRoute("/v1/responses", WebSockets(context)))
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
@@ -65,7 +72,6 @@ class Routes:
 class _Resource:
     """The ASGI application of one path. It calls the endpoint for the HTTP method, and responds to exceptions with errors."""
 
-    path: str
     endpoints: Mapping[str, Endpoint]
     context: EndpointContext
 
@@ -95,7 +101,6 @@ class _Resource:
         if endpoint is None:
             message = f"Method {method} is not allowed for {request.scope['responses_mw.path']}."
             raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(self.endpoints))})
-        annotate(route=self.path)
         return await endpoint(self.context, request)
 
 

@@ -37,6 +37,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """Response headers, or a function that returns them. The function is called when the response starts."""
 
+ROUTE_SCOPE = "responses_mw.route"
+"""The key in a request's scope for its route, or "" if the path is unknown."""
+
 _HEADERS = "responses_mw.headers"
 
 
@@ -56,7 +59,7 @@ class TelemetryMiddleware:
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
-        """`route` is recorded unless `app` sets a route with `annotate`.
+        """`route` is recorded if the dispatcher has set no route in the scope.
 
         If `traced` is false, no span is created and no header is added, so `app` must not call `add_headers`.
         """
@@ -68,15 +71,18 @@ class TelemetryMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
-        request = RequestContext(self._route, _request_id(scope["headers"]))
+        request = RequestContext(
+            method=scope["method"] if scope["method"] in _METHODS else "_OTHER",
+            route=scope.get(ROUTE_SCOPE, self._route),
+            request_id=_request_id(scope["headers"]),
+        )
         headers: list[HeaderSource] = []
         if self._traced:
             scope[_HEADERS] = headers = _initial_headers(request)
         answer = _Answer(send, headers)
-        active = {HTTP.METHOD: method, HTTP.SCHEME: scope.get("scheme", "http")}
+        active = {HTTP.METHOD: request.method, HTTP.SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
-        span = start_http_span(method, scope) if self._traced and is_tracing() else None
+        span = start_http_span(request.method, scope) if self._traced and is_tracing() else None
         request.trace_id = trace_id(span) if span is not None else ""
         try:
             with activated(request), activated_span(span):
@@ -93,8 +99,8 @@ class TelemetryMiddleware:
             status, request.has_left = answer.status or CLIENT_LEFT, not answer.is_over
             _measure(active, request, status, duration)
             if span is not None:
-                end_request_span(span, request, method, status)
-            _report(method, request, status, duration)
+                end_request_span(span, request, status)
+            _report(request, status, duration)
 
 
 class _Answer:
@@ -146,7 +152,7 @@ def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None
 
     `scope` is the scope of the connection.
     """
-    request = RequestContext(f"websocket {kind}", _request_id(), owner, scope.get(API_KEY, ""))
+    request = RequestContext(route=f"websocket {kind}", request_id=_request_id(), owner=owner, key=scope.get(API_KEY, ""))
     span = start_request_span(request.route, scope)
     request.trace_id = trace_id(span)
     STREAMS_OPEN.add(1)
@@ -159,7 +165,7 @@ def websocket_request_span(kind: str, scope: Scope, owner: str) -> Iterator[None
                 raise
     finally:
         STREAMS_OPEN.add(-1)
-        _report("WS", request, 101, time.perf_counter() - request.started)
+        _report(request, 101, time.perf_counter() - request.started)
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]] = ()) -> str:
@@ -179,10 +185,10 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
     REQUEST_DURATION.record(duration, {**active, HTTP.STATUS: status, **present})
 
 
-def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
+def _report(request: RequestContext, status: int, duration: float) -> None:
     """Add the response to the metrics, log a warning if its run failed, and log the access line."""
-    count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
+    count_response(request, "websocket" if not request.method else "stream" if request.streams else "json")
     report_failure(request)
-    route = request.route or "-"  # never the path, whose ids would be logged
+    method, route = request.method or "WS", request.route or "-"  # never the path, whose ids would be logged
     line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}
     log_facts(logger, f"{method} {route} {status} {duration:.3f}s", request.facts(), line)

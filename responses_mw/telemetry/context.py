@@ -62,6 +62,7 @@ def kind_of_error(error: Exception) -> str:
 class RequestContext:
     """Facts about one HTTP request, WebSocket message or background job."""
 
+    method: str = ""  # HTTP method, or "" for WebSocket messages and jobs
     route: str = ""  # template of the path, or type of the WebSocket message
     request_id: str = ""
     owner: str = ""  # the caller's owner id (see `auth`)

@@ -113,14 +113,14 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
     return start_request_span(method, scope, {name: value for name, value in known.items() if value is not None})
 
 
-def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:
-    """End `span` with the facts of `request` as attributes. `method` is "" if the request is not an HTTP request."""
+def end_request_span(span: Span, request: RequestContext, status: int = 200) -> None:
+    """End `span` with the facts of `request` as attributes. `status` is ignored if the request is not an HTTP request."""
     if span.is_recording():
         attributes: dict[str, str | int] = {**request.span_attributes()}
-        if method:
+        if request.method:
             attributes[HTTP.STATUS] = status
             if request.route:
-                span.update_name(f"{method} {request.route}")
+                span.update_name(f"{request.method} {request.route}")
                 attributes[HTTP.ROUTE] = request.route
         span.set_attributes(attributes)
     if error_type := request.error_type(status):

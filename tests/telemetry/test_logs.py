@@ -335,6 +335,22 @@ async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: Scr
 
 
 @pytest.mark.timeout(90)
+async def test_a_refusal_before_the_route_is_logged_and_measured_with_its_route(start: Start) -> None:
+    front = await start("serve", auth__api_keys="alice:sha256:" + "0" * 64, upstream__api_key="key").is_ready()
+    for method, path in (("POST", "/v1/responses/"), ("DELETE", "/v1/responses/resp_1"), ("GET", "/v1/responses/a/b")):
+        assert (await front.ours.http.request(method, path)).status_code == 401
+    log = await front.logged("GET - 401")
+    lines = [json.loads(line) for line in log.splitlines() if "responses_mw.access" in line]
+    assert [(line["method"], line["route"]) for line in lines] == [
+        ("POST", "/v1/responses"),
+        ("DELETE", "/v1/responses/{response_id}"),
+        ("GET", "-"),
+    ]
+    metrics = (await front.admin.http.get("/metrics")).text
+    assert 'http_route="/v1/responses/{response_id}"' in metrics
+
+
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_time_until_the_first_chunk_is_logged(upstream: ScriptedUpstream, start: Start, stream: bool) -> None:
     front = await start("serve").is_ready()

@@ -267,15 +267,20 @@ async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "path", "status"),
+    ("settings", "path", "route", "status"),
     [
-        ({"server__max_websockets": 0}, "/v1/responses", 426),
-        ({"auth__api_keys": ["team:sha256:" + "0" * 64]}, "/v1/responses", 401),
-        ({}, "/v1/responses/resp_1", 404),
+        ({"server__max_websockets": 0}, "/v1/responses", "/v1/responses", 426),
+        ({"auth__api_keys": ["team:sha256:" + "0" * 64]}, "/v1/responses", "/v1/responses", 401),
+        ({}, "/v1/responses/resp_1", "/v1/responses/{response_id}", 404),
     ],
 )
 async def test_a_refusal_has_an_id_and_leaves_an_access_line(
-    start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture, settings: dict[str, Any], path: str, status: int
+    start_at: Callable[..., Ours],
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    path: str,
+    route: str,
+    status: int,
 ) -> None:
     ours = start_at("proxy", uvicorn=UVICORN, **settings)
     caplog.clear()
@@ -289,7 +294,7 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
         while not (lines := [record for record in caplog.records if record.name == "responses_mw.access"]):
             await asyncio.sleep(0.01)
     line = lines[0].getMessage()
-    assert line.startswith(f"GET - {status} ")
+    assert line.startswith(f"GET {route} {status} ")
     assert f"request={refusal.headers['x-request-id']}" in line
     assert "outcome=refused" in line
 
