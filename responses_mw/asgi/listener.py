@@ -1,10 +1,11 @@
-"""The standalone server: uvicorn with a graceful shutdown, and with fixes for three weaknesses of its protocol classes.
+"""The standalone server: uvicorn with a graceful shutdown, and with fixes for four weaknesses of its protocol classes.
 
 - httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
 - uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.
+- uvicorn logs an error for each refused WebSocket upgrade. This server does not.
 """
 
 from __future__ import annotations
@@ -200,6 +201,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._receiving = Receiving(self.inbound)
+        self._served, self.app = self.app, self._serve
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._served(scope, receive, send)
+        if self.initial_response is not None:  # the upgrade was refused, which uvicorn would log as an error of the application
+            self.handshake_complete = True  # as in https://github.com/Kludex/uvicorn/pull/3138
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -11,6 +11,8 @@ import pytest
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from responses_mw.asgi.listener import websocket_protocol
+from responses_mw.asgi.requests import Inbound
 from tests.support import oracle
 from tests.support.scripted import HELLO, Signal, error, frame, text
 from tests.support.websocket import UVICORN, opened
@@ -282,7 +284,8 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
     route: str,
     status: int,
 ) -> None:
-    ours = start_at("proxy", uvicorn=UVICORN, **settings)
+    uvicorn = {**UVICORN, "ws": websocket_protocol(Inbound(2**20))}
+    ours = start_at("proxy", uvicorn=uvicorn, **settings)
     caplog.clear()
     caplog.set_level("INFO", "responses_mw.access")
     with pytest.raises(InvalidStatus) as caught:
@@ -297,6 +300,7 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
     assert line.startswith(f"GET {route} {status} ")
     assert f"request={refusal.headers['x-request-id']}" in line
     assert "outcome=refused" in line
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize(("origin", "is_welcome"), [("https://mine.example", True), ("https://other.example", False)])
