@@ -350,10 +350,10 @@ async def _check_embeddings(settings: Settings) -> bool:
 
 
 _BLOCKED = {"blocked_domains": ["de.wikipedia.org"]}
-_PLACE = {"type": "approximate", "country": "US"}
 _SEARCHES: list[Tool] = [
-    {"type": "web_search", "filters": {"allowed_domains": ["wikipedia.org"], **_BLOCKED}, "user_location": _PLACE},
-    {"type": "web_search", "filters": _BLOCKED},  # if both filters are set, some providers send only the other one
+    {"type": "web_search", "filters": {"allowed_domains": ["wikipedia.org"], **_BLOCKED}, "user_location": {"country": "US"}},
+    # If both filters are set, some providers send only the allowed domains.
+    {"type": "web_search", "filters": _BLOCKED, "search_context_size": "high"},
 ]
 
 

@@ -157,9 +157,9 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
-def hits_of(answer: dict[str, Any], *path: str, text: str) -> list[SearchHit]:
-    """Return the results in the list at `path`. Each has a `title`, a `url`, and its text in the member `text`."""
-    return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, text)) for row in rows_of(answer, *path)]
+def hits_of(answer: dict[str, Any], *path: str, text_member: str) -> list[SearchHit]:
+    """Return the results in the list at `path`. Each has the members `title` and `url`, and its text in `text_member`."""
+    return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, text_member)) for row in rows_of(answer, *path)]
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:
@@ -199,7 +199,7 @@ class SearXNG(SearchProvider):
             params["language"] = f"{_COUNTRIES[country][1]}-{country}"
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
-        hits = hits_of(answer, "results", text="content")
+        hits = hits_of(answer, "results", text_member="content")
         if not hits and answer.get("unresponsive_engines"):
             raise SearchFailed("None of the search engines answered.")
         return hits
@@ -232,7 +232,7 @@ class Tavily(SearchProvider):
         if (country := query.place.get("country", "")) in _COUNTRIES:
             body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
-        return hits_of(answer, "results", text="content")
+        return hits_of(answer, "results", text_member="content")
 
 
 # -- Brave Search: https://api-dashboard.search.brave.com/api-reference/web/search/get ------------------------------------
