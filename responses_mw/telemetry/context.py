@@ -85,10 +85,10 @@ class RequestContext:
     tool_errors: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds from the start of the request until the first chunk or event of the upstream's answer arrived.
+    """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    If the request has no `stream`, the upstream usually sends the whole answer as one chunk. If the first chunk arrives later
-    than `upstream.status_grace`, a stream's headers are sent before it, when this is still None. It stays None for cache hits,
+    If the request has no `stream`, the upstream usually sends the whole answer as one chunk. A stream's headers are sent before
+    the first chunk if that arrives later than `upstream.status_grace`. This is None until then, and stays None for cache hits,
     repeated and background creates, and errors before the first chunk. Summaries of the history do not count.
     """
     stored: bool | None = None
@@ -96,7 +96,7 @@ class RequestContext:
     has_left: bool = False  # whether the connection was closed before the HTTP response was complete, other than by an error
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
-    """The time when the request reached the middleware, as `time.perf_counter()`."""
+    """The time when the request reached `TelemetryMiddleware`, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
         """Record that the request failed with `error`. Set `outcome` to `refused` for a client's error, otherwise `failed`."""

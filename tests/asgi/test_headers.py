@@ -1,12 +1,13 @@
-"""The headers that all responses to a create have."""
+"""What all creates have in common: headers, and facts in the access line."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.creates import BODY, CREATES
+from tests.support.creates import BODY, CREATES, HAVE_FIRST_CHUNK
 from tests.support.scripted import HELLO, Signal
 
 if TYPE_CHECKING:
@@ -32,3 +33,15 @@ async def test_a_stream_has_its_headers_before_the_upstream_answers(start: Start
         assert (response.status_code, "x-request-id" in response.headers) == (200, True)
         go.set()
         assert b"response.completed" in await response.aread()
+
+
+@pytest.mark.parametrize("kind", CREATES)
+async def test_the_time_until_the_first_chunk_is_known_if_there_was_one(
+    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    await CREATES[kind](start, upstream, {"x-request-id": "mine"})
+    async with asyncio.timeout(20):
+        while not (lines := [line for line in caplog.messages if "request=mine" in line and line.startswith("POST")]):
+            await asyncio.sleep(0.01)
+    assert (" first_token=" in lines[0]) == (kind in HAVE_FIRST_CHUNK)

@@ -99,8 +99,6 @@ CREATES: dict[str, Create] = {
     },
     **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page)},
 }
-"""Functions that send one create with the given headers and return the response, by a description of the response.
-
-The headers of `completed`, `broken_off` and `of_responses_api` are sent after the first chunk of the upstream's answer. For the
-other responses, there is no such chunk.
-"""
+"""Functions that send one create with the given headers and return the response, by a description of the response."""
+HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(("completed", "broken_off", "of_responses_api"))}
+"""The creates whose headers are sent after the first chunk of the upstream's answer. The others wait for no chunk."""
