@@ -225,8 +225,9 @@ async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None
 def create_embeddings(transport: httpx.AsyncBaseTransport, settings: Settings) -> Embeddings | None:
     """Return a client of the embeddings server, or None if `cache.embedding_model` is not set.
 
-    The server is the upstream unless `cache.embedding_url` is set. The upstream gets its API key or the caller's credential.
-    Another server never gets the caller's headers. Raises `StartupError` if numpy is not installed.
+    The server is the upstream unless `cache.embedding_url` is set. Requests carry `cache.embedding_api_key`. If it is not set,
+    requests to the upstream carry `upstream.api_key` or, if that is not set either, the caller's credential. Requests to
+    another server never carry the caller's headers. Raises `StartupError` if numpy is not installed.
     """
     cache = settings.cache
     if not cache.embedding_model:

@@ -22,11 +22,11 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not say clearly where the body ends. The message is a clause without a full stop."""
+    """The framing headers are ambiguous, malformed or unsupported. The exception's text is a clause without a full stop."""
 
 
 class BodyFraming(NamedTuple):
-    """How a message announces its body. `length` is in bytes. It is None if the body is `chunked`, or if there is no body."""
+    """The framing of a message's body. `length` is the value of Content-Length in bytes, or None if the header is missing."""
 
     length: int | None
     chunked: bool

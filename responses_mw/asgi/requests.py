@@ -93,7 +93,7 @@ class Reader:
         self._refuses_unknown = server.unknown_fields == "refuse"
 
     def parse(self, body: Any, size: int) -> CreateResponse:
-        """Return the request in a decoded body of `size` bytes. Raises `BadRequest` if the body is invalid."""
+        """Parse the decoded body of a request, whose JSON has `size` bytes. Raises `BadRequest` if the body is invalid."""
         return self.resolve_and_parse(body, size)[1]
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:

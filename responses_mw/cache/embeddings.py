@@ -92,7 +92,7 @@ async def explain(
 ) -> tuple[bool, tuple[str, str, str]]:
     """Return whether a cached answer to `one` is a hit for `other`, and three lines that explain the result.
 
-    Both are last user texts of requests that are equal in everything else.
+    `one` and `other` are the last user texts of two requests that are otherwise identical.
     """
     similarity, compared = await _compare(one, other, embeddings, settings)
     rule = difference(signature(one), signature(other), strict=settings.guard == "strict")

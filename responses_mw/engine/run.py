@@ -296,7 +296,7 @@ class ActiveRun:
             self._can_interrupt = False
 
     def interrupt(self) -> None:
-        """Cancel the run's task once, unless the run is outside `interruptible` or its reader is handling an event."""
+        """Cancel the run's task, at most once. Do nothing outside `interruptible`, or while the task handles an event."""
         is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
         if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
             self._is_interrupted = True

@@ -6,7 +6,7 @@ nothing            The upstream is asked again.
 reasoning          The item is closed as incomplete, and the upstream is asked again. No chat template continues reasoning.
 text of a message  The upstream continues the text if a check succeeds (`upstream.prompts`). Otherwise, the response fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
-anything else      The response fails. For example, a client may already have executed a call that it has seen.
+anything else      The response fails, because no other answer can continue this output (for example, a call for the client).
 """
 
 from __future__ import annotations
@@ -361,7 +361,10 @@ class Compaction:
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages for the model's next turn. Raises `BadRequest` if an item cannot be decrypted."""
+        """Return the user messages that the model's next turn would contain, as items with ids.
+
+        Raises `BadRequest` if an item cannot be decrypted.
+        """
         seen = self._backend.items(run.turn_request())
         messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
         # Messages from the envelope of an earlier compaction have no ids.

@@ -154,7 +154,10 @@ class JobService:
                 logger.debug("response %s was finalized by another process", response_id)
 
     def start(self) -> None:
-        """Start the task that checks stalled streams. It calls `settle` for their responses and reads their logs again."""
+        """Start the task that checks stalled streams, because a worker or a message may be lost.
+
+        For each stalled stream, the task calls `settle` and then reads the event log.
+        """
         self._following = self._following or background_task(self._followers.run(self.settle))
 
     def work(self) -> None:

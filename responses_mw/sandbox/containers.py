@@ -59,7 +59,7 @@ class WrittenFile(BaseModel):
 
 
 class PythonResult(BaseModel):
-    """The outcome of one call (a cell). It is the structured content of the tool's result."""
+    """The result of one call of the tool `python`. It is sent as the structured content of the MCP result."""
 
     container_id: str = Field(description="pass it to the next call to continue in the same container")
     stdout: str

@@ -155,7 +155,10 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(frame: bytes | memoryview) -> bytes:
-    """Decompress one Zstandard frame. Raises ValueError if the frame is invalid or states an impossible size."""
+    """Decompress one Zstandard frame.
+
+    Raises ValueError if the frame is invalid, or if its header has no content size or one that is too large for the frame.
+    """
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):  # checked before memory is allocated
             raise ValueError("the frame states no size, or an impossible size")

@@ -103,10 +103,10 @@ class Segments:
 
 
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
-    """Return a mapping from these ids to the owner's stored items.
+    """Return the owner's stored items with these ids, as a mapping from id to item.
 
-    Each response that created one of the items is read completely. Raises Missing if an item does not exist, or OverBound if
-    the responses and items to read have more than `max_bytes` of JSON.
+    For each item that a response created, the whole turn of the response is read. Raises Missing if an item does not exist, or
+    OverBound if these turns and items exceed `max_bytes` of JSON.
     """
     wanted = list(dict.fromkeys(item_ids))
     groups: dict[Address, list[str]] = {}

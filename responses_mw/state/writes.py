@@ -1,8 +1,8 @@
-"""Write stored objects: charge them to the owner's quota, retry failed writes, and undo writes that were given up.
+"""Write stored objects: charge them to the owner's quota, retry failed writes, and undo abandoned writes.
 
 In a cluster, an object and its owner's account are in different slots, so no script can change both. Therefore, the object's
 size is reserved before the object is written. The script that writes the object then reports the exact size. If the report is
-lost, the reservation stays until it expires. A size is that of the uncompressed JSON, plus an overhead.
+lost, the reservation stays until it expires. The charged size is the size of the uncompressed JSON plus an overhead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 OVERHEAD = 2560  # maximum overhead in bytes that the scripts charge for a response (lua/lib.lua)
 DOCUMENT = 1024  # minimum difference in bytes between the JSON of a response and the JSON of its request
 UNSETTLED = 3_600_000  # time to live of a reservation in milliseconds
-UNDONE_SECONDS = 3600  # maximum seconds that a write that was given up may take to reach Redis
+UNDONE_SECONDS = 3600  # maximum seconds that an abandoned write may take to reach Redis
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
@@ -133,7 +133,7 @@ class Write(NamedTuple):
 
 
 class Writer:
-    """Writes objects, and undoes writes that were given up.
+    """Writes objects, and undoes abandoned writes.
 
     Redis may execute a command after its client has given up. So `undo` also sets a tombstone, which makes the script refuse a
     late write.

@@ -107,7 +107,10 @@ class RequestContext:
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
-        """Return the value of `error.type` for the HTTP `status`. Return "" if neither the request nor its run failed."""
+        """Return the attribute `error.type`: the HTTP `status` if it is a 5xx, otherwise `failure.kind` if the run failed.
+
+        Return "" for a 4xx, or if nothing failed.
+        """
         if status >= 500:
             return str(status)
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""

@@ -187,8 +187,8 @@ def redis_span(
 ) -> AbstractContextManager[None]:
     """Return a context manager that traces a round trip of `size` commands to Redis. `script` names a Lua script, or is "".
 
-    `address` returns the host, the port and the database. Without a current span, nothing is traced. Otherwise, each round trip
-    of periodic work would start its own trace.
+    `address` returns the host, the port and the database. Without a current span, nothing is traced, so that periodic work does
+    not start a new trace with each round trip.
     """
     if not get_current_span().is_recording():
         return _NO_SPAN

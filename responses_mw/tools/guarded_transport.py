@@ -39,7 +39,7 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """The URL may lead to an address that is not public. The message contains only the host of the URL."""
+    """The URL is not permitted, or its host has an address that is not public. The message quotes only the host of the URL."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
@@ -102,9 +102,10 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool) -> lis
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """The HTTP transport of one MCP session. It connects only to permitted addresses, and records the status of responses.
 
-    After an HTTP error, the SDK closes its session with all other calls. The transport therefore converts errors to responses
-    with a JSON-RPC error. If the connection is lost, the response body ends early. Responses must not be compressed, because a
-    small compressed body can expand to any size. Cookies are ignored. The SDK follows redirects only within the origin.
+    If an HTTP request fails, the SDK closes the whole session, which also aborts all other calls. The transport therefore
+    converts errors to responses with a JSON-RPC error. If the connection is lost, the response body ends early. Responses must
+    not be compressed, because a small compressed body can expand to any size. Cookies are ignored. The SDK follows redirects
+    only within the origin.
     """
 
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:

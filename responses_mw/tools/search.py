@@ -189,7 +189,10 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = {
 
 
 class SearXNG(SearchProvider):
-    """SearXNG. Its own setting `search.formats` must include `json`. `search.api_key` is a bearer token for a proxy."""
+    """A SearXNG instance. Its `settings.yml` must include `json` in `search.formats`.
+
+    Our setting `search.api_key` is sent as a bearer token, for a reverse proxy in front of the instance.
+    """
 
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 

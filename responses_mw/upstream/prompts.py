@@ -1,7 +1,7 @@
 """Count the tokens of prompts, truncate histories (`truncation: auto`), and check that interrupted messages can be continued.
 
-Tokens of text are counted by the server's tokenizer, if the tokenizer accepts every parameter that the chat template uses.
-Otherwise, a completion of one token is requested, and the number is read from its `usage`.
+The server's tokenizer counts a prompt that contains only text, if it accepts every parameter that the chat template uses.
+Otherwise, a short completion is requested, and the number of tokens is read from its `usage`.
 """
 
 from __future__ import annotations

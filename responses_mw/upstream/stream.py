@@ -249,8 +249,8 @@ def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
 class IdleTimeout:
     """Cancels a reader that waits too long for the network.
 
-    One periodic timer watches the whole answer, and counts how many ticks in a row find the reader waiting. A timer for each
-    read, or even reading the clock, costs more than the read itself.
+    One periodic timer runs for the whole answer, and counts the consecutive ticks at which the reader is waiting. A timer for
+    each read, or even reading the clock, would cost more than the read itself.
     """
 
     __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")
