@@ -167,7 +167,9 @@ class JobService:
 
     def is_working(self) -> bool:
         """Return whether this process claims jobs now."""
-        return self._working is not None and not self._working.done() and not self._stopped
+        if self._worker is None or self._working is None or self._stopped:
+            return False
+        return self._worker.is_claiming and not self._working.done()
 
     @property
     def running(self) -> int:
@@ -184,8 +186,8 @@ class JobService:
     async def drain(self) -> None:
         """Call `stop`, and wait until the worker's jobs have ended or are in the queue again."""
         self.stop()
-        if self._working is not None:
-            await asyncio.shield(self._working)
+        if self._working is not None and not self._working.done():
+            await asyncio.wait({self._working})  # if the worker fails, `background_task` logs the error
 
     async def aclose(self) -> None:
         try:

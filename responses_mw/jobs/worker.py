@@ -62,7 +62,10 @@ class Worker:
         self._warnings = WarningLimit()
 
     async def run(self) -> None:
-        """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
+        """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs.
+
+        An error in one of the loops is logged, and has the effect of `stop`.
+        """
         wakeups = self._state.wakeups
         with (
             wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
@@ -83,6 +86,11 @@ class Worker:
     def running(self) -> int:
         """The number of running jobs."""
         return len(self._tasks)
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether `run` claims jobs. It no longer does after `stop` or after an error in one of its loops."""
+        return not self._is_stopping
 
     def stop(self) -> None:
         """Stop claiming jobs. `run` returns when the claimed jobs have ended or are in the queue again."""

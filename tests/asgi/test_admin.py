@@ -87,7 +87,7 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
             await admin.get("/livez")
 
 
-@pytest.mark.parametrize("loop", ["_beat", "_watch"])
+@pytest.mark.parametrize("loop", ["_beat", "_watch", "_claim"])
 async def test_a_replica_whose_worker_has_failed_is_not_ready(
     serve: Serve,
     upstream: ScriptedUpstream,

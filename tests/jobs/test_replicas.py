@@ -16,7 +16,9 @@ import orjson
 import pytest
 import redis
 
+from benchmarks.processes import free_port
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
+from responses_mw.jobs.worker import Worker
 from responses_mw.state.schema import pack, unpack
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
@@ -238,6 +240,31 @@ async def test_a_job_that_is_returned_to_a_damaged_queue_runs_once_that_is_repai
         async with asyncio.timeout(60):
             while client.hget(record(response_id), "status") != b"completed":  # nobody asks for it, which would queue it again
                 await asyncio.sleep(0.05)
+
+
+async def test_a_worker_that_has_failed_is_not_ready_while_its_last_job_ends(
+    replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing, go, port = Signal(), Signal(), free_port()
+
+    async def fail(_: Worker) -> None:
+        await failing.wait()
+        raise KeyError("unexpected")
+
+    monkeypatch.setattr(Worker, "_watch", fail)
+    ours = replica(server__drain_timeout=600, server__admin_port=port)
+    upstream.stream(text("Hel"), go, text("lo"), finish())
+    follower = create_streamed(ours)
+    async with asyncio.timeout(60):
+        while not any(event["type"].endswith(".delta") for event in follower.events):
+            await asyncio.sleep(0.02)
+        failing.set()
+        while (await ours.http.get(f"http://127.0.0.1:{port}/readyz")).status_code != 503:
+            await asyncio.sleep(0.02)
+    go.set()
+    document = await ended(ours, follower.events[0]["response"]["id"])
+    assert (document["status"], document["output"][0]["content"][0]["text"]) == ("completed", "Hello")
+    await follower.leave()
 
 
 async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
