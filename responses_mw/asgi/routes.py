@@ -7,7 +7,6 @@ objects, it describes only the members that identify their types. After changing
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +14,7 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import MethodNotAllowed, NotFound
@@ -44,12 +43,12 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
 }
 """Maps each path to its HTTP methods and their endpoints."""
 
-_PATTERNS = {re.compile(re.sub(r"\{\w+\}", "[^/]+", route)): route for route in ROUTES}
+_PATTERNS = {compile_path(route)[0]: route for route in ROUTES}
 
 
 def route_of(path: str) -> str:
-    """Return the key of `ROUTES` that matches `path`, or "" if there is none."""
-    return next((route for pattern, route in _PATTERNS.items() if pattern.fullmatch(path)), "")
+    """Return the key of `ROUTES` to which the router of `Routes` sends `path`, or "" if there is none."""
+    return next((route for pattern, route in _PATTERNS.items() if pattern.match(path)), "")
 
 
 class Routes:

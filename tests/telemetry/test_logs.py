@@ -337,12 +337,18 @@ async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: Scr
 @pytest.mark.timeout(90)
 async def test_a_refusal_before_the_route_is_logged_and_measured_with_its_route(start: Start) -> None:
     front = await start("serve", auth__api_keys="alice:sha256:" + "0" * 64, upstream__api_key="key").is_ready()
-    for method, path in (("POST", "/v1/responses/"), ("DELETE", "/v1/responses/resp_1"), ("GET", "/v1/responses/a/b")):
+    for method, path in (
+        ("POST", "/v1/responses/"),
+        ("POST", "/v1/responses/compact%0A"),  # Starlette's router ignores a line feed at the end
+        ("DELETE", "/v1/responses/resp_1"),
+        ("GET", "/v1/responses/a/b"),
+    ):
         assert (await front.ours.http.request(method, path)).status_code == 401
     log = await front.logged("GET - 401")
     lines = [json.loads(line) for line in log.splitlines() if "responses_mw.access" in line]
     assert [(line["method"], line["route"]) for line in lines] == [
         ("POST", "/v1/responses"),
+        ("POST", "/v1/responses/compact"),
         ("DELETE", "/v1/responses/{response_id}"),
         ("GET", "-"),
     ]
