@@ -292,6 +292,20 @@ async def test_without_a_lifespan_a_wrong_setting_is_logged_and_each_request_get
         assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_a_middleware_in_another_one_records_its_own_routes(
+    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    inner = create_app(make_settings(upstream__url=serve(upstream), upstream__dialect="openai"))
+    url = serve(mounted(inner), lifespan="off")
+    upstream.whole(ANSWER)
+    assert (await post(f"{url}/v1/responses")).status_code == 200
+    async with asyncio.timeout(20):
+        while len(lines := [line for line in caplog.messages if line.startswith("POST ")]) < 2:
+            await asyncio.sleep(0.01)
+    assert sorted(line.split()[1] for line in lines) == ["*", "/v1/responses"]
+
+
 async def test_requests_that_come_together_open_it_once(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
     url = serve(mounted(upstream), lifespan="off")
     for _ in range(5):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Members of the outer scope that belong to its server and connection.
+# Members of the outer scope that belong to its server and connection. The members `responses_mw.*` are about the outer request.
 _NOT_INHERITED = ("extensions", "subprotocols")
 # Headers that are not passed on. The response must not be compressed, and the request body is sent whole with a new length.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
@@ -232,8 +232,8 @@ def _scope(request: httpx.Request, body: bytes) -> Scope:
         "root_path": "",
     }
     scope.update(request.extensions.get("asgi_scope") or {})
-    for key in _NOT_INHERITED:
-        scope.pop(key, None)
+    for key in [key for key in scope if key in _NOT_INHERITED or key.startswith("responses_mw.")]:
+        del scope[key]
     if "state" in scope:
         scope["state"] = dict(scope["state"])  # as a server does for each request
     outer_host = [value for name, value in scope.get("headers", ()) if name == b"host"]
