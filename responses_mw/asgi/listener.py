@@ -205,7 +205,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         await self._served(scope, receive, send)
-        if self.initial_response is not None:  # the upgrade was refused, which uvicorn would log as an error of the application
+        if self.close_sent:  # after a complete refusal of the upgrade, uvicorn would log an error of the application
             self.handshake_complete = True  # as in https://github.com/Kludex/uvicorn/pull/3138
 
     def data_received(self, data: bytes) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.asgi.requests import Inbound
@@ -301,6 +302,18 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
     assert f"request={refusal.headers['x-request-id']}" in line
     assert "outcome=refused" in line
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_refusal_without_an_end_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+
+    url = serve(app, lifespan="off", ws=websocket_protocol(Inbound(2**20)))
+    with pytest.raises(InvalidMessage):
+        async with connect(url.replace("http", "ws"), proxy=None):
+            pass
+    assert "returned without completing handshake" in caplog.text
 
 
 @pytest.mark.parametrize(("origin", "is_welcome"), [("https://mine.example", True), ("https://other.example", False)])
