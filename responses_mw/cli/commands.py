@@ -389,13 +389,13 @@ async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: s
     return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")
 
 
+async def _accept() -> None:
+    """Accept every call, because the operator may call all tools."""
+
+
 async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> int:
     """Return the number of functions of `entry`. Raises `APIError` if it cannot be opened, or if the call fails."""
-
-    async def accept() -> None:
-        """Accept every call, because the operator may call all tools."""
-
-    toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, accept)
+    toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, _accept)
     assert toolbox is not None
     try:
         await toolbox.open()

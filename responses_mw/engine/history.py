@@ -108,10 +108,7 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether storage is requested, and there is a state store that is not nearly full.
-
-        Raises `OverQuota` if the owner's quota has no room for the response.
-        """
+        """Return whether storage is requested and possible. Raises `OverQuota` if the owner's quota has no room."""
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
