@@ -244,8 +244,12 @@ class Queue:
 
         If `sweep` is true, jobs with an expired lease come first. Otherwise, such jobs are not available.
         """
-        job: bytes | None = await self._client.script(_CLAIM, [QUEUE], [_ms(lease), "1" if sweep else ""])
-        return job.decode() if job is not None else None
+        args: Args = [_ms(lease), "1" if sweep else ""]
+        while (job := await self._client.script(_CLAIM, [QUEUE], args)) is not None:
+            with suppress(UnicodeDecodeError):
+                return str(job, "utf-8")
+            await self._client.script(_DROP, [QUEUE], [job])  # the entry is not from this server
+        return None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:
         """Extend the leases of jobs to `lease` seconds from now."""

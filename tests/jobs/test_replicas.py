@@ -357,7 +357,7 @@ async def test_a_foreign_entry_in_the_queue_delays_no_job(replica: Replica, upst
     response_id = (await create(ours))["id"]
     with redis.Redis.from_url(redis_url) as client:
         client.delete("rmw:{q2}:ready")
-        client.zadd("rmw:{q2}:leases", {"junk": 0, response_id: 0})  # as if a worker had been lost
+        client.zadd("rmw:{q2}:leases", {b"\xff": 0, "junk": 0, response_id: 0})  # as if a worker had been lost
     upstream.stream(*HELLO)
     worker = replica(jobs__lease=LEASE)
     assert (await ended(worker, response_id))["output_text"] == "Hello"
