@@ -198,7 +198,11 @@ async def work(settings: Settings) -> int:
         readiness = checks(core.upstream, core.state, lambda: worker.is_claiming)
         async with open_admin(settings.server, readiness, core.state):
             announce(settings, "runs background responses", summary(settings, core.upstream.known_dialect, has_state=True))
-            await worker.run()
+            try:
+                await worker.run()
+            except Exception:
+                logger.exception("stopping: the worker has failed")
+                return 1
         if stopping.is_set():
             return 0
         logger.error("stopping: the worker has failed")

@@ -113,13 +113,14 @@ def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None
     assert worker.end() == 0
 
 
+@pytest.mark.parametrize("loop", ["_beat", "_claim"])
 def test_a_worker_that_has_failed_exits_with_an_error(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    redis_url: str, loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(_: Worker) -> None:
         raise KeyError("unexpected")
 
-    monkeypatch.setattr(Worker, "_beat", fail)
+    monkeypatch.setattr(Worker, loop, fail)
     with pytest.raises(SystemExit) as end:
         main(["worker", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}"])
     assert end.value.code == 1
