@@ -79,8 +79,14 @@ class ErrorResponse(JSONResponse):
             elif message["type"] == "http.response.start":
                 await send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
 
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await self(scope, receive, send)
+            except OSError:
+                logger.debug("the client disconnected before its upgrade was refused")
+
         await receive()
-        await TelemetryMiddleware(self)({**scope, "type": "http", "method": "GET"}, receive, send_refusal)
+        await TelemetryMiddleware(refuse)({**scope, "type": "http", "method": "GET"}, receive, send_refusal)
 
 
 def error_response(error: Exception) -> ErrorResponse | None:

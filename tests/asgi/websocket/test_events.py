@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
+from responses_mw.asgi.http_responses import ErrorResponse
 from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.asgi.requests import Inbound
+from responses_mw.errors import Unauthorized
 from tests.support import oracle
 from tests.support.scripted import HELLO, Signal, error, frame, text
 from tests.support.websocket import UVICORN, opened
@@ -21,7 +24,7 @@ from tests.support.websocket import UVICORN, opened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from tests.support.oracle import Event
     from tests.support.scripted import ScriptedUpstream
@@ -302,6 +305,22 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
     assert f"request={refusal.headers['x-request-id']}" in line
     assert "outcome=refused" in line
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_client_that_leaves_before_its_refusal_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(_: Message) -> None:
+        raise ClientDisconnected
+
+    caplog.set_level("INFO", "responses_mw")
+    scope = {"type": "websocket", "path": "/v1/responses", "headers": [], "extensions": {"websocket.http.response": {}}}
+    await ErrorResponse(Unauthorized("Who are you?"))(scope, receive, send)
+    [line] = caplog.messages
+    assert line.startswith("GET - 401 ")
+    assert "outcome=refused" in line
+    assert "left=true" in line
 
 
 async def test_a_refusal_without_an_end_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
