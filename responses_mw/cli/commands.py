@@ -177,10 +177,7 @@ def _unknown_variables() -> list[str]:
 
 
 async def work(settings: Settings) -> int:
-    """Run background responses until a signal stops the process. Return the exit status: 0, or 1 if the worker has failed.
-
-    Raises the errors of `open_core` and `open_admin`.
-    """
+    """Run background responses until a signal stops the process. Return the exit status: 0, or 1 if the worker has failed."""
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(no_app, settings) as core:
@@ -198,15 +195,10 @@ async def work(settings: Settings) -> int:
         readiness = checks(core.upstream, core.state, lambda: worker.is_claiming)
         async with open_admin(settings.server, readiness, core.state):
             announce(settings, "runs background responses", summary(settings, core.upstream.known_dialect, has_state=True))
-            try:
-                await worker.run()
-            except Exception:
-                logger.exception("stopping: the worker has failed")
-                return 1
-        if stopping.is_set():
-            return 0
-        logger.error("stopping: the worker has failed")
-        return 1
+            await worker.run()
+        if not stopping.is_set():
+            logger.error("stopping: the worker has failed")
+        return int(not stopping.is_set())
 
 
 async def explain_cache(settings: CacheCommand) -> int:
@@ -251,8 +243,7 @@ async def no_app(*_: object) -> None:
 
 _PATIENCE = 10.0
 """Timeouts in seconds during the check: the maximum for the upstream and tools, and the timeout of the cache."""
-_MAX_PROVEN = 8
-"""Maximum number of models whose continuation of interrupted answers is tested. Each test generates one token."""
+_MAX_PROVEN = 8  # maximum number of models whose continuation of interrupted answers is tested, which generates a token
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
@@ -384,10 +375,8 @@ async def _check_tools(settings: Settings) -> bool:
 
 async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: str | None) -> bool:
     """Open each of the `entries` for a request's `tools`, and call its function unless `arguments` is None."""
-    offered = 0
     try:
-        for entry in entries:
-            offered = await _try_tool(tools, entry, arguments)
+        offered = [await _try_tool(tools, entry, arguments) for entry in entries][-1]
     except APIError as error:
         return _failed("tools:", f"{name}: {error.message.removeprefix(f'{name}: ')}")
     return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")

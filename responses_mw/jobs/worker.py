@@ -71,11 +71,11 @@ class Worker:
             wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
             wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()),
         ):
-            loops = [background_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
+            loops = [background_task(loop()) for loop in (self._claim, self._log_writer.run, self._beat, self._watch)]
             for task in loops:
                 task.add_done_callback(lambda _: self.stop())  # the jobs depend on each loop
             try:
-                await self._claim()
+                await asyncio.wait(loops[:1])
                 await self._drain()
             finally:
                 for task in [*loops, *self._tasks]:
