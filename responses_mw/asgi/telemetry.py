@@ -175,7 +175,7 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]] = ()) -> str:
 
 
 def _initial_headers(request: RequestContext) -> list[HeaderSource]:
-    """Return the headers that are added to every response, even to a refusal before the route is reached."""
+    """Return the headers that any response to the request gets, even a refusal before the route is reached."""
     return [{"x-request-id": request.request_id}]
 
 

@@ -361,6 +361,7 @@ async def test_a_refusal_before_the_route_is_logged_and_measured_with_its_route(
 async def test_the_time_until_the_first_chunk_is_logged(upstream: ScriptedUpstream, start: Start, stream: bool) -> None:
     front = await start("serve").is_ready()
     go, held = Signal(), 0.05
+    # The stream is also held after its first chunk, which must not count.
     answer = upstream.stream(text("Hel"), go, text("lo"), finish()) if stream else upstream.stream(go, *HELLO)
     answer.before = before = Signal()
     asking = asyncio.create_task(front.ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": stream}))
