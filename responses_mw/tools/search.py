@@ -57,7 +57,7 @@ class Query:
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     place: Mapping[str, str] = field(default_factory=dict)
-    """The tool's `user_location`. Its `country` is "" or any two capital letters. `_COUNTRIES` lists real countries."""
+    """The tool's `user_location`. Its `country` is "" or any two capital letters, even if no country has this code."""
     thorough: bool = False
     """Set for `search_context_size: high`: the search may be slower or more expensive. Providers may ignore it."""
     characters: int = 1_000
