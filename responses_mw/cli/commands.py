@@ -88,7 +88,7 @@ class WorkerCommand(Settings):
         if missing := [name for name, value in required.items() if not value]:
             sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
         try:
-            sys.exit(asyncio.run(work(self)))
+            asyncio.run(work(self))
         except StartupError as error:
             sys.exit(f"responses-mw: {error}")
 
@@ -176,8 +176,8 @@ def _unknown_variables() -> list[str]:
     return unknown_variables(name for command in COMMANDS.values() for name in variables(command))
 
 
-async def work(settings: Settings) -> int:
-    """Run background responses until a signal stops the process. Return the exit status: 0, or 1 if the worker has failed."""
+async def work(settings: Settings) -> None:
+    """Run background responses until a signal stops the process. Raises the errors of `open_core` and `open_admin`."""
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(no_app, settings) as core:
@@ -192,13 +192,10 @@ async def work(settings: Settings) -> int:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        readiness = checks(core.upstream, core.state, lambda: worker.is_claiming)
+        readiness = checks(core.upstream, core.state, lambda: not stopping.is_set())
         async with open_admin(settings.server, readiness, core.state):
             announce(settings, "runs background responses", summary(settings, core.upstream.known_dialect, has_state=True))
             await worker.run()
-        if not stopping.is_set():
-            logger.error("stopping: the worker has failed")
-        return int(not stopping.is_set())
 
 
 async def explain_cache(settings: CacheCommand) -> int:

@@ -167,9 +167,7 @@ class JobService:
 
     def is_working(self) -> bool:
         """Return whether this process claims jobs now."""
-        if self._worker is None or self._working is None or self._stopped:
-            return False
-        return self._worker.is_claiming and not self._working.done()
+        return self._working is not None and not self._working.done() and not self._stopped
 
     @property
     def running(self) -> int:

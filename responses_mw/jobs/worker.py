@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
-from ..threads import background_task
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, clean_up, write_end
 from .job_runner import JobRunner
 
@@ -62,35 +61,35 @@ class Worker:
         self._warnings = WarningLimit()
 
     async def run(self) -> None:
-        """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs.
-
-        An error in one of the loops is logged, and has the effect of `stop`.
-        """
+        """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
         wakeups = self._state.wakeups
         with (
             wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
             wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()),
         ):
-            loops = [background_task(loop()) for loop in (self._claim, self._log_writer.run, self._beat, self._watch)]
-            for task in loops:
-                task.add_done_callback(lambda _: self.stop())  # the jobs depend on each loop
+            running = (self._claim, self._log_writer.run, self._beat, self._watch)
+            loops = [asyncio.create_task(self._keep_running(loop)) for loop in running]
             try:
-                await asyncio.wait(loops[:1])
+                await loops[0]
                 await self._drain()
             finally:
                 for task in [*loops, *self._tasks]:
                     task.cancel()
                 await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
 
+    async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop until it returns. After an unexpected error, log the error and start the loop again."""
+        while True:
+            try:
+                return await loop()
+            except Exception:
+                logger.exception("a loop of the worker failed and will be started again")
+            await asyncio.sleep(self._lease / 15)
+
     @property
     def running(self) -> int:
         """The number of running jobs."""
         return len(self._tasks)
-
-    @property
-    def is_claiming(self) -> bool:
-        """Whether `run` claims jobs. It no longer does after `stop` or after an error in one of its loops."""
-        return not self._is_stopping
 
     def stop(self) -> None:
         """Stop claiming jobs. `run` returns when the claimed jobs have ended or are in the queue again."""

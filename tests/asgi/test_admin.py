@@ -19,7 +19,6 @@ from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, Finding, open_admin
 from responses_mw.asgi.listener import DrainingServer
 from responses_mw.errors import StartupError
-from responses_mw.jobs.worker import Worker
 from responses_mw.settings import ServerSettings
 from tests.support.configured import make_settings
 from tests.support.scripted import Signal, text
@@ -85,30 +84,6 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
             assert (await admin.get("/livez")).status_code == 200
         with pytest.raises(httpx.ConnectError):
             await admin.get("/livez")
-
-
-@pytest.mark.parametrize("loop", ["_beat", "_watch", "_claim"])
-async def test_a_replica_whose_worker_has_failed_is_not_ready(
-    serve: Serve,
-    upstream: ScriptedUpstream,
-    redis_url: str,
-    port: int,
-    loop: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def fail(_: Worker) -> None:
-        raise KeyError("unexpected")
-
-    monkeypatch.setattr(Worker, loop, fail)
-    settings = make_settings(
-        upstream__url=serve(upstream), redis__url=redis_url, auth__secret_keys=[SECRET], server__admin_port=port
-    )
-    async with client(port) as admin, lifespan(create_app(settings)), asyncio.timeout(60):
-        while (ready := await get(admin, "/readyz")).json()["checks"]["worker"] == "ok":
-            await asyncio.sleep(0.01)
-        assert (ready.status_code, ready.json()["checks"]["worker"]) == (503, "It is not taking background responses.")
-    assert "KeyError: 'unexpected'" in caplog.text
 
 
 async def test_a_replica_is_not_ready_before_it_listens(serve: Serve, upstream: ScriptedUpstream, port: int) -> None:

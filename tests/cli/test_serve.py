@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from responses_mw.cli import main
-from responses_mw.jobs.worker import Worker
 from tests.support.scripted import Signal, finish, text
 from tests.support.servers import PATIENCE
 
@@ -111,21 +109,6 @@ def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None
     worker.wait_for(r"responses-mw \S+ runs background responses\n")
     worker.wait_for(r"\n  background  up to 32 responses at a time\n")
     assert worker.end() == 0
-
-
-@pytest.mark.parametrize("loop", ["_beat", "_claim"])
-def test_a_worker_that_has_failed_exits_with_an_error(
-    redis_url: str, loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail(_: Worker) -> None:
-        raise KeyError("unexpected")
-
-    monkeypatch.setattr(Worker, loop, fail)
-    with pytest.raises(SystemExit) as end:
-        main(["worker", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}"])
-    assert end.value.code == 1
-    assert "KeyError: 'unexpected'" in caplog.text
-    assert "the worker has failed" in caplog.text
 
 
 def test_a_worker_without_redis_warns_once_a_minute(launch: Launch) -> None:

@@ -16,7 +16,6 @@ import orjson
 import pytest
 import redis
 
-from benchmarks.processes import free_port
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.jobs.worker import Worker
 from responses_mw.state.schema import pack, unpack
@@ -242,29 +241,30 @@ async def test_a_job_that_is_returned_to_a_damaged_queue_runs_once_that_is_repai
                 await asyncio.sleep(0.05)
 
 
-async def test_a_worker_that_has_failed_is_not_ready_while_its_last_job_ends(
-    replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("loop", ["_claim", "_beat", "_watch"])
+async def test_a_worker_goes_on_after_unexpected_errors(
+    replica: Replica,
+    upstream: ScriptedUpstream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    loop: str,
 ) -> None:
-    failing, go, port = Signal(), Signal(), free_port()
+    starts, runs, healthy = 0, Signal(), getattr(Worker, loop)
 
-    async def fail(_: Worker) -> None:
-        await failing.wait()
-        raise KeyError("unexpected")
+    async def fail_twice(worker: Worker) -> None:
+        nonlocal starts
+        starts += 1
+        if starts <= 2:
+            raise KeyError("unexpected")
+        runs.set()
+        await healthy(worker)
 
-    monkeypatch.setattr(Worker, "_watch", fail)
-    ours = replica(server__drain_timeout=90, server__admin_port=port)
-    upstream.stream(text("Hel"), go, text("lo"), finish())
-    follower = create_streamed(ours)
-    async with asyncio.timeout(60):
-        while not any(event["type"].endswith(".delta") for event in follower.events):
-            await asyncio.sleep(0.02)
-        failing.set()
-        while (await ours.http.get(f"http://127.0.0.1:{port}/readyz")).json()["checks"]["worker"] == "ok":
-            await asyncio.sleep(0.02)
-    go.set()
-    document = await ended(ours, follower.events[0]["response"]["id"])
-    assert (document["status"], document["output"][0]["content"][0]["text"]) == ("completed", "Hello")
-    await follower.leave()
+    monkeypatch.setattr(Worker, loop, fail_twice)
+    upstream.stream(*HELLO)
+    ours = replica(jobs__lease=6)
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
+    await runs.wait()
+    assert (starts, caplog.text.count("KeyError: 'unexpected'")) == (3, 2)
 
 
 async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
