@@ -198,6 +198,23 @@ async def test_tavily_filters_by_itself_and_knows_countries_by_name(provider: Op
     }
 
 
+@pytest.mark.parametrize(
+    ("allowed", "blocked", "filters"),
+    [
+        ((), (), {}),
+        (("x.com",), (), {"include_domains": ["x.com"]}),
+        ((), ("y.com", "z.com"), {"exclude_domains": ["y.com", "z.com"]}),
+        (("x.com",), ("y.x.com",), {"include_domains": ["x.com"], "exclude_domains": ["y.x.com"]}),
+    ],
+)
+async def test_tavily_gets_the_filters_of_the_query_and_no_others(
+    provider: Open, server: SearchServer, allowed: tuple[str, ...], blocked: tuple[str, ...], filters: dict[str, list[str]]
+) -> None:
+    await provider("tavily").search(Query("a", allowed=allowed, blocked=blocked))
+    sent = server.asked[0].json
+    assert {name: value for name, value in sent.items() if name.endswith("_domains")} == filters
+
+
 async def test_tavily_is_asked_for_no_more_than_is_wanted(provider: Open, server: SearchServer) -> None:
     await provider("tavily").search(Query("a", 3, place={"country": "XK"}))
     assert server.asked[0].json == {"query": "a", "max_results": 3, "search_depth": "basic"}
