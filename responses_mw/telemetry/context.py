@@ -87,16 +87,19 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    If the request has no `stream`, the upstream usually sends the whole answer as one chunk. This is None until the first chunk
-    arrives, so it may be None when a stream's headers are sent. It stays None for cache hits, repeated and background creates,
-    and errors before the first chunk. Summaries of the history do not count.
+    None until then. JSON responses are sent after the whole answer, which is usually one chunk. A stream's headers are sent
+    after the first chunk or after `upstream.status_grace`, whichever comes first. None for cache hits, repeated and background
+    creates, and errors before the first chunk. Turns that summarize the history are not measured.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
     has_left: bool = False  # whether the connection was closed before the HTTP response was complete, other than by an error
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
-    """The time when the request reached `TelemetryMiddleware`, as `time.perf_counter()`. A late start comes before it."""
+    """The time when the request reached `TelemetryMiddleware`, as `time.perf_counter()`.
+
+    If the first request of a host without a lifespan opens the application, the time that this takes is before it.
+    """
 
     def fail(self, error: Exception) -> None:
         """Record that the request failed with `error`. Set `outcome` to `refused` for a client's error, otherwise `failed`."""

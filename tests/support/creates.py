@@ -101,4 +101,4 @@ CREATES: dict[str, Create] = {
 }
 """Functions that send one create with the given headers and return the response, by a description of the response."""
 HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(("completed", "broken_off", "of_responses_api"))}
-"""The creates whose headers are sent after the first chunk of the upstream's answer. The others wait for no chunk."""
+"""The creates whose headers are sent after the first chunk of the upstream's answer. For the others, there is no chunk."""
