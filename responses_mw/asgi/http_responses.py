@@ -20,7 +20,6 @@ from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
 from ..telemetry.context import annotate
-from ..threads import in_background
 from .telemetry import TelemetryMiddleware
 
 if TYPE_CHECKING:
@@ -113,9 +112,13 @@ class EventResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = anyio.CancelScope()
-        async with in_background(cancel_on_disconnect(receive, reply)):  # a task group would wrap exceptions of the reply
+        # A task group would wrap exceptions of the reply, and `in_background` would take 1 kB per stream.
+        watching = asyncio.create_task(cancel_on_disconnect(receive, reply))
+        try:
             with reply:
                 await self._reply(scope, receive, send)
+        finally:
+            watching.cancel()
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._run):
