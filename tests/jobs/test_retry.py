@@ -41,7 +41,7 @@ def away(replica: Replica) -> tuple[Ours, str]:
     return replica(jobs__concurrency=0), f"http://127.0.0.1:{free_port()}"
 
 
-class Unavailable:
+class UnavailableUpstream:
     """An upstream whose every response has status 503. The first one is sent when `together` requests have arrived."""
 
     def __init__(self, lifespan: ASGIApp, headers: dict[str, str] | None = None, *, together: int = 1) -> None:
@@ -216,7 +216,7 @@ async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
 ) -> None:
     front = replica(jobs__concurrency=0)
     jobs = [(await create(front))["id"] for _ in range(12)]
-    starting = Unavailable(upstream, {"retry-after": "500"})
+    starting = UnavailableUpstream(upstream, {"retry-after": "500"})
     replica(jobs__concurrency=4, upstream=starting, upstream__status_grace=0, upstream__dialect="openai")
     async with asyncio.timeout(60):
         while starting.asked < 3:  # a busy machine may begin the fourth job only after the third has failed
@@ -232,7 +232,7 @@ async def test_jobs_whose_time_for_retries_is_over_fail_together(
     monkeypatch.setattr(job_runner, "FIRST_DELAY", 3.0)  # seconds between two jobs of the open circuit
     front = replica(jobs__concurrency=0)
     jobs = [(await create(front))["id"] for _ in range(20)]
-    away = Unavailable(upstream, together=len(jobs))
+    away = UnavailableUpstream(upstream, together=len(jobs))
     replica(upstream=away, upstream__status_grace=0, upstream__dialect="openai", upstream__overload_timeout=0.05)
     await away.go.wait()
     with redis.Redis.from_url(redis_url) as client:  # a GET would end the jobs that it asks for
