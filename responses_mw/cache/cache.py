@@ -4,7 +4,7 @@
 2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
    partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
 3. The first request makes the answer. Identical requests on any replica wait for it, up to a timeout. Meanwhile, the first
-   request holds a lock in Redis, the *flight*. The flight is renewed while the answer is computed, and released at the end,
+   request holds a lock in Redis, the *flight*. The flight is renewed while the answer is made, and released at the end,
    even after an error.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup. Therefore, an
    answer that was begun before a purge is not stored after it.

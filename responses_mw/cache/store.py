@@ -83,7 +83,7 @@ class LookupResult:
     hit     there is an entry with this `record`, which expires in `left` seconds
     lead    this request makes the answer, and identical requests wait for it
     wait    another request is making the answer
-    alone   this request computes the answer, and no other request waits
+    alone   this request makes the answer, and no other request waits
     """
 
     verdict: str
