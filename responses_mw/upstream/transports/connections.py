@@ -79,7 +79,7 @@ class PooledConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.was_used = False
         self._pool = pool
-        self._closed = asyncio.Event()
+        self._closed = self.loop.create_future()
         self._expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> None:
@@ -96,7 +96,7 @@ class PooledConnection(asyncio.Protocol):
 
     async def aclose(self) -> None:
         self.transport.abort()
-        await self._closed.wait()
+        await asyncio.wait({self._closed})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -112,7 +112,7 @@ class PooledConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        self._closed.set()
+        self._closed.set_result(None)
         self._pool.forget(self)
 
 

@@ -63,13 +63,13 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         context = (self._ssl_context or system_tls()) if request.url.scheme == "https" else None
         connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout)
         try:
-            return await Exchange(connection, outgoing).answer()
+            return await Exchange(connection).answer(outgoing)
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
         # Do not reuse another idle connection. It may be stale too, and a second close would fail the request.
         connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout, reuse=False)
-        return await Exchange(connection, outgoing).answer()
+        return await Exchange(connection).answer(outgoing)
 
     async def aclose(self) -> None:
         """Abort all exchanges and wait until every connection is closed."""
@@ -149,10 +149,9 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     the parser's callbacks.
     """
 
-    def __init__(self, connection: PooledConnection, request: OutgoingRequest) -> None:
+    def __init__(self, connection: PooledConnection) -> None:
         self._connection = connection
         self._transport = connection.transport
-        self._request = request
         self._loop = connection.loop
         self._began = 0.0
         self._status = 0
@@ -161,6 +160,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._buffered = 0
         self._paused = False
         self._until_close = False
+        self._is_head = False
         self._keeps_connection = False
         self._complete = False  # the whole response has arrived
         self._over = False  # the response is complete, or the exchange failed
@@ -174,14 +174,15 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
 
-    async def answer(self) -> httpx.Response:
-        """Send the request, and return the response once its headers have arrived. The request's body may not be sent yet.
+    async def answer(self, request: OutgoingRequest) -> httpx.Response:
+        """Send `request`, and return the response once its headers have arrived. The request's body may not be sent yet.
 
         Raises `StaleConnection` if the server had already closed the connection, and the other errors of `NetworkTransport`.
         """
+        self._is_head, self._keeps_connection = request.is_head, request.keeps_connection  # the rest may be large
         self._transport.set_protocol(self)
         self._began = time.monotonic()  # not the loop's time, which may be from the start of this iteration
-        self._begin_sending()
+        self._begin_sending(request)
         try:
             while not self._status:
                 await self._more()
@@ -335,9 +336,9 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._headers.clear()
             return
         self._status = status
-        self._keeps_connection = self._parser.should_keep_alive() and self._request.keeps_connection
+        self._keeps_connection &= self._parser.should_keep_alive()
         self._until_close = _ends_with_connection(self._headers)
-        if self._request.is_head:
+        if self._is_head:
             # The parser cannot be configured to expect no body, so stop it here and ignore further data.
             self._complete = True
             raise ValueError("unexpected response body")
@@ -347,20 +348,19 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     # -- the request ---------------------------------------------------------------------------------------------------
 
-    def _begin_sending(self) -> None:
-        head, body = self._request.head, self._request.body
+    def _begin_sending(self, request: OutgoingRequest) -> None:
+        head, body = request.head, request.body
         if not isinstance(body, bytes):
             self._transport.write(head)
-            self._sender = self._loop.create_task(self._send(body))
+            self._sender = self._loop.create_task(self._send(body, request.length))
             self._sender.add_done_callback(self._sent)
             return
-        if self._request.length is None:
+        if request.length is None:
             body = (_chunk(body) if body else b"") + _chunk(b"")
         self._transport.write(head + body)
         self._is_written = True
 
-    async def _send(self, body: httpx.AsyncByteStream) -> None:
-        left = self._request.length
+    async def _send(self, body: httpx.AsyncByteStream, left: int | None) -> None:
         async for data in body:
             if left is not None and (left := left - len(data)) < 0:
                 raise httpx.LocalProtocolError("The request's body is longer than its Content-Length")
