@@ -181,6 +181,7 @@ class EventStreamResponse(EventResponse):
         self._watch(send)
         try:
             await send(_message(self._encoded(first)))
+            del first  # its copies of the document would take 4 kB per stream
             if self._outlet is not None:
                 self._open(self._outlet, scope[BODY_WRITER])
             async for batch in self._run:

@@ -103,7 +103,7 @@ class Assembler(ItemBuilder):
             member, text = chunk
             part = self._open
             if part.__class__ is OpenText and part.kind is self._direct.get(member):  # nearly every token
-                part.pieces.append(text)
+                part.utf8 += text.encode()
                 self._emitter.delta(part.template, text)
             elif member == "content":
                 self._content(text, None)

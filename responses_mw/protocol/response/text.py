@@ -19,7 +19,7 @@ Source = Mapping[str, Any]
 class OpenText:
     """The last part of an item, whose text is being streamed. `place` holds the ids and indices for its events."""
 
-    __slots__ = ("_emitter", "item", "kind", "part", "pieces", "place", "template")
+    __slots__ = ("_emitter", "item", "kind", "part", "place", "template", "utf8")
 
     def __init__(self, kind: EventTarget, item: Item, output_index: int, emitter: Emitter) -> None:
         parts = item[kind.holder]
@@ -27,14 +27,14 @@ class OpenText:
         self.item = item
         self.part = parts[-1]
         self.place = {"item_id": item["id"], "output_index": output_index, kind.index: len(parts) - 1}
-        self.pieces: list[str] = [self.part[kind.member]]
+        self.utf8 = bytearray(self.part[kind.member].encode())  # a list of short strings takes seven times the memory
         logprobs: dict[str, Any] = {"logprobs": []} if kind is OUTPUT_TEXT else {}
         self.template = {"type": f"{kind.stem}.delta", **self.place, "delta": "", **logprobs, "sequence_number": 0}
         self._emitter = emitter
 
     def add(self, text: str, logprobs: Any = None) -> None:
         """Add a piece of text and emit it as a delta. `logprobs` are the chat chunk's log probabilities, if requested."""
-        self.pieces.append(text)
+        self.utf8 += text.encode()
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = [
                 {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
@@ -47,7 +47,7 @@ class OpenText:
 
     def put(self) -> None:
         """Write the text streamed so far to the part."""
-        self.part[self.kind.member] = "".join(self.pieces)
+        self.part[self.kind.member] = self.utf8.decode()
 
     def finish(self, sources: Sequence[Source]) -> None:
         """Complete the text, annotate its citations of `sources`, and emit the events that end the part."""
