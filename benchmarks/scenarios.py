@@ -290,7 +290,7 @@ def crowd(bench: Bench) -> Outcome:
     figures = [
         Figure("failed streams", ours.failed, "", 0),
         Figure("token lag (99th percentile)", ours.lag_p99_ms, "ms", 50),
-        Figure("memory per stream", ours.memory_kb_per_stream, "kB", 80),
+        Figure("memory per stream", ours.memory_kb_per_stream, "kB", 60),
         cpu_ratio(rows),
     ]
     return Outcome(rows, (*columns, "lag_ms", "lag_p99_ms", "failed"), figures)
