@@ -1,5 +1,6 @@
-"""The standalone server: uvicorn with a graceful shutdown, and with fixes for four weaknesses of its protocol classes.
+"""The standalone server: uvicorn with a graceful shutdown, and with fixes for five weaknesses of its protocol classes.
 
+- With httptools, the heads of requests and the trailers of their bodies may have any size. This server limits them.
 - httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_HEAD = 64 * 1024
+"""Bytes of an incomplete head or of trailers after which a request is refused. One more read may arrive before that."""
 END_TIMEOUT = 12.0
 """Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
 
@@ -126,15 +129,29 @@ class BodyWriter:
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol with checks of upgrade requests.
+    """uvicorn's httptools protocol with checks of upgrade requests, and with a limit on the size of heads and trailers.
 
     An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
     connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None
+    _head_size = 0
+    """Bytes received since the last complete head or piece of a body."""
+
+    def data_received(self, data: bytes) -> None:
+        self._head_size += len(data)
+        super().data_received(data)
+        if self._head_size > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The headers of the request have more than {MAX_HEAD} bytes.")
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_size = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
+        self._head_size = 0
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             cast("dict[str, Any]", self.scope)[BODY_WRITER] = BodyWriter(self.transport, self.flow)

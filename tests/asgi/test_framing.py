@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from responses_mw import create_app
-from responses_mw.asgi.listener import HTTPProtocol
+from responses_mw.asgi.listener import MAX_HEAD, HTTPProtocol
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports.asgi import ASGITransport
 from responses_mw.upstream.transports.http11 import NetworkTransport
@@ -171,6 +171,44 @@ def test_a_trailer_is_not_taken_for_a_header(
     [request] = recording.requests
     assert request.body == b"hi"
     assert not {b"x-trailer", b"authorization"} & {name for name, _ in request.fields}
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (b"GET /", b"x"),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: ", b"x"),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n", b"X: y\r\n"),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"x"),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n", b"X: y\r\n"),
+    ],
+    ids=["target", "value", "headers", "chunk extension", "trailers"],
+)
+def test_headers_without_end_are_refused(listening: Listening, portal: BlockingPortal, begin: bytes, endless: bytes) -> None:
+    part = endless * (32 * 1024 // len(endless))
+
+    async def taken(port: int) -> int:
+        """How many bytes the server takes before it closes the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begin)
+        size = 0
+        with suppress(ConnectionError):
+            while size < 1000 * MAX_HEAD and not reader.at_eof():
+                writer.write(part)
+                await writer.drain()
+                size += len(part)
+        writer.transport.abort()
+        return size
+
+    assert portal.call(taken, listening("serve")) < 500 * MAX_HEAD  # most of it is in the buffers of the sockets
+
+
+def test_a_long_head_and_a_long_body_pass(listening: Listening, recording: RecordingUpstream, portal: BlockingPortal) -> None:
+    body = b"x" * (4 * MAX_HEAD)
+    head = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nX: %b\r\nContent-Length: %d\r\n\r\n" % (b"y" * (MAX_HEAD // 2), len(body))
+    answer = portal.call(talk, listening("serve"), [head, body[:MAX_HEAD], body[MAX_HEAD:]], 20.0)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert [request.body for request in recording.requests] == [body]
 
 
 def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, portal: BlockingPortal) -> None:
