@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -69,7 +69,7 @@ class History:
         ids = RunIds(chain.tag)
         items = request.items
         if any(item["type"] == "item_reference" for item in items):
-            items = await resolved(_without_repeats(items, chain), self._needed("input"), owner, "input")
+            items = await resolved(items, self._needed("input"), owner, "input", known=chain.items)
         if chain.conversation is not None and request.store:
             self._needed("conversation").conversations.check_room(chain, len(items))
         size = request.size if items is request.items else len(orjson.dumps(items))
@@ -165,31 +165,27 @@ async def commit(state: State, context: RunContext, document: Document, last: Ba
     annotate(stored=True)
 
 
-def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
-    """Return `items` without repeated references and references to items of the chain. The model reads each item once."""
-    seen = {item.get("id") for item in chain.items}
-    kept = []
-    for item in items:
-        if item["type"] != "item_reference":
-            kept.append(item)
-        elif item["id"] not in seen:
-            kept.append(item)
-            seen.add(item["id"])
-    return kept
-
-
-async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
+async def resolved(items: Sequence[Item], state: State, owner: str, param: str, *, known: Iterable[Item] = ()) -> list[Item]:
     """Return `items` with each `item_reference` replaced with the referenced item.
+
+    Repeated references, and references to `known` items, are left out. Otherwise, a short list could become very large.
 
     Raises `BadRequest` with this `param` if an item does not exist. Raises `OverBound` if the responses that contain the items
     are too large, or `StateUnavailable` if Redis fails.
     """
-    wanted = [item["id"] for item in items if item["type"] == "item_reference"]
+    seen = {item.get("id") for item in known}
+    wanted = [item["id"] for item in items if item["type"] == "item_reference" and item["id"] not in seen]
     try:
         named = await state.responses.resolve(wanted, owner)
     except Missing as error:
         raise BadRequest(error.message, param=param, code="item_not_found") from None
-    return [named[item["id"]] if item["type"] == "item_reference" else item for item in items]
+    kept = []
+    for item in items:
+        if item["type"] != "item_reference":
+            kept.append(item)
+        elif item["id"] in named:
+            kept.append(named.pop(item["id"]))
+    return kept
 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})

@@ -9,6 +9,7 @@ import orjson
 
 from ..ids import random_part
 from ..lua import Script, load
+from ..threads import by_size
 from .client import Args, Client
 from .errors import Missing, OverBound, check_answer
 from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack
@@ -39,7 +40,7 @@ class Conversations:
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Store a new conversation with its first `items`. The items' ids must contain the conversation's tag."""
         address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
-        blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
+        blobs, keys = await _blobs(items), [conversation_key(address.tag), address.tombstone]
         args: Args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
         undo: Args = [owner, UNDONE_SECONDS * 1000, "1"]
         size = len(metadata) + _size(blobs)
@@ -90,7 +91,7 @@ class Conversations:
         `random` is the random part in the ids of new items, or None if no item is new. If the write fails and is undone, only
         the new items are removed.
         """
-        address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
+        address, blobs = Address(conversation_tag(conversation_id), random or random_part()), await _blobs(items)
         keys = [conversation_key(address.tag), address.tombstone]
         args: Args = [owner, self._ttl, *self._limits, *blobs]
         undo: Args = [owner, UNDONE_SECONDS * 1000, "", *own_items(items, address.random)]
@@ -144,6 +145,10 @@ class Conversations:
 
 def _key(conversation_id: str) -> str:
     return conversation_key(conversation_tag(conversation_id))
+
+
+async def _blobs(items: Sequence[Item]) -> list[str | bytes]:
+    return await by_size(len(orjson.dumps(items)), item_blobs, items)
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:

@@ -222,6 +222,15 @@ async def test_an_item_is_given_an_id_of_ours_in_place_of_the_callers(on_a: Asyn
     assert await texts_of(on_a, conversation.id) == ["Hello", "Hello"]
 
 
+async def test_an_item_that_is_named_often_is_added_once(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+    response = await on_a.responses.create(model="tiny", input="hi")
+    references: list[Any] = [{"type": "item_reference", "id": response.output[0].id}] * 20
+    conversation = await on_b.conversations.create(items=references)
+    assert len((await on_a.conversations.items.list(conversation.id)).data) == 1
+    added = await on_b.conversations.items.create(conversation.id, items=references)
+    assert len(added.data) == 1
+
+
 async def test_a_reference_among_the_items_is_what_it_refers_to(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     response = await respond(on_a, "one")
     references: list[Any] = [{"type": "item_reference", "id": response.output[0].id}]
