@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -29,6 +31,8 @@ UNREACHABLE = 502
 _KEEPALIVE_EXPIRY = 4.0
 _MAX_ADDRESSES = 8
 _MAX_CONNECTIONS = 100
+# An attacker's name servers can delay lookups for many seconds. Lookups of operators' hosts must not wait for these threads.
+_RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="resolver")
 
 # Addresses that are registered as public but are not on the internet, because they are used inside clouds (Azure) or reserved.
 _NOT_PUBLIC_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
@@ -76,9 +80,16 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
     return None if allow_private or is_public(address) else "its host is not a public address"
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """Resolve `host`. Raises `OSError` if the name cannot be resolved, or `UnicodeError` if the name is invalid."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
+    """Resolve `host`. A host that is not `trusted` is resolved in separate threads.
+
+    Raises `OSError` if the name cannot be resolved, or `UnicodeError` if the name is invalid.
+    """
+    loop = asyncio.get_running_loop()
+    if trusted:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    else:
+        found = await loop.run_in_executor(_RESOLVERS, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
@@ -88,7 +99,7 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool) -> lis
     Raises `OSError` or `UnicodeError` if `host` cannot be resolved, and `AddressRefused` if `allow_private` is false and any
     address is not public.
     """
-    addresses = [ip_address(address) for address in await resolve(host, port)]
+    addresses = [ip_address(address) for address in await resolve(host, port, trusted=allow_private)]
     if not addresses:
         raise socket.gaierror(socket.EAI_NONAME, "the host has no address")
     if not allow_private and not all(map(is_public, addresses)):

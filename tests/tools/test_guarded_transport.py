@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -77,7 +78,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Sets the addresses of every host."""
 
     def answer(*addresses: str) -> None:
-        async def resolve(host: str, port: int) -> list[str]:
+        async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
             return list(addresses)
 
         monkeypatch.setattr(guarded_transport, "resolve", resolve)
@@ -187,7 +188,7 @@ async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_
     url = httpx2.URL(serve(answering(200, b"here")))
     asked: list[str] = []
 
-    async def rebinding(host: str, port: int) -> list[str]:
+    async def rebinding(host: str, port: int, *, trusted: bool) -> list[str]:
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
 
@@ -230,6 +231,27 @@ async def test_the_next_address_is_tried_where_one_takes_no_connection(serve: Se
     resolved("127.0.0.9", "127.0.0.1")
     response = await get(GuardedTransport(1000, allow_private=True), f"http://name.example:{url.port}/")
     assert response.text == "here"
+
+
+async def test_names_that_are_slow_to_resolve_do_not_hold_up_other_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, held = socket.getaddrinfo, threading.Event()
+
+    def lookup(host: Any, *args: Any, **options: Any) -> Any:
+        if str(host).endswith(".slow.example"):
+            held.wait(60)
+            raise socket.gaierror
+        return fast(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    lookups = [asyncio.ensure_future(checked_addresses(f"{n}.slow.example", 443, allow_private=False)) for n in range(64)]
+    try:
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        assert not any(lookup.done() for lookup in lookups)
+    finally:
+        held.set()
+        await asyncio.gather(*lookups, return_exceptions=True)
 
 
 async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:

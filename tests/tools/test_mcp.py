@@ -258,7 +258,7 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
     watched = Watched(weather().streamable_http_app())
     url = serve(watched).replace("127.0.0.1", "public.example")
 
-    async def resolve(host: str, port: int) -> list[str]:
+    async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
         return ["127.0.0.1"]
 
     monkeypatch.setattr("responses_mw.tools.guarded_transport.resolve", resolve)
