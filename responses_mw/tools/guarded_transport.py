@@ -8,6 +8,7 @@ a proxy resolves the names itself.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ import httpx2
 import orjson
 
 from ..network import failure_reason, system_tls
+from ..protocol.request.checks import count_values
 
 HTTP_FAULT = -32050
 """The code of the JSON-RPC errors that are created by the transport. Their `data` is the HTTP status."""
@@ -31,6 +33,9 @@ UNREACHABLE = 502
 _KEEPALIVE_EXPIRY = 4.0
 _MAX_ADDRESSES = 8
 _MAX_CONNECTIONS = 100
+MAX_VALUES = 100_000
+"""Maximum number of JSON values in a response or stream. The SDK may block the event loop for 10 microseconds per value."""
+_LINE_END = re.compile(rb"[\r\n]")
 # An attacker's name servers can delay lookups for many seconds. Lookups of operators' hosts must not wait for these threads.
 _RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="resolver")
 
@@ -120,7 +125,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
-        """`max_bytes` is the maximum size of a response other than an event stream."""
+        """`max_bytes` is the maximum size of a response or, in an event stream, of a line."""
         self.status: int | None = None
         """The response status of the last POST: 502 if the POST failed, None if there was none."""
         self.address_refused = False
@@ -195,22 +200,38 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response body. If the connection is lost or the body is too large, it ends early and the SDK finds it malformed."""
+    """A response body. If the connection is lost or the body is too large, it ends early and the SDK finds it malformed.
+
+    The SDK gets only data whose JSON values have been counted: whole lines of an event stream, otherwise the whole body.
+    """
 
     def __init__(self, response: httpcore2.Response, max_bytes: int) -> None:
         self._response = response
         content_type = httpx2.Headers(response.headers).get("content-type", "").lower()
-        is_stream = content_type.startswith("text/event-stream") and 200 <= response.status < 300
-        self._max_bytes = None if is_stream else max_bytes  # the SDK limits each event of a stream
+        self._is_stream = content_type.startswith("text/event-stream") and 200 <= response.status < 300
+        self._max_bytes = max_bytes
+        self._values_left = MAX_VALUES
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        held = bytearray()
         with suppress(*_FAULTS):
             async for data in self._response.aiter_stream():
-                size += len(data)
-                if self._max_bytes is not None and size > self._max_bytes:
+                held += data
+                end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if self._is_stream else 0
+                if end:
+                    lines, held = held[: len(held) - len(data) + end], held[len(held) - len(data) + end :]
+                    if not self._admits(bytes(lines)):
+                        return
+                    yield bytes(lines)
+                if len(held) > self._max_bytes:
                     return
-                yield data
+            if self._admits(bytes(held)):
+                yield bytes(held)
+
+    def _admits(self, data: bytes) -> bool:
+        """Return whether the values of the body, up to the end of `data`, are not too many."""
+        self._values_left -= sum(map(count_values, _LINE_END.split(data)))  # no JSON string contains a line break
+        return self._values_left >= 0
 
     async def aclose(self) -> None:
         await self._response.aclose()

@@ -254,6 +254,31 @@ async def test_names_that_are_slow_to_resolve_do_not_hold_up_other_lookups(monke
         await asyncio.gather(*lookups, return_exceptions=True)
 
 
+EVENT = b"event: message\r\ndata: [1,\r\ndata: 2]\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "read"),
+    [
+        (b"application/json", b"[%b1]" % (b"1," * 9), b"[%b1]" % (b"1," * 9)),
+        (b"application/json", b"[%b1]" % (b"1," * 10), b""),
+        (b"application/json", b"[%b]" % (b"{}," * 10), b""),
+        (b"application/json", b'["%b"]' % (b"{," * 10), b'["%b"]' % (b"{," * 10)),
+        (b"text/event-stream", EVENT * 5, EVENT * 5),
+        (b"text/event-stream", EVENT * 6, b""),
+        (b"text/event-stream", b': "\r' + EVENT * 6, b""),
+        (b"text/event-stream", EVENT * 4 + b"data: [1,2,3", EVENT * 4),
+    ],
+)
+async def test_a_body_of_too_many_values_is_not_read(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: bytes, body: bytes, read: bytes
+) -> None:
+    monkeypatch.setattr(guarded_transport, "MAX_VALUES", 10)
+    url = serve(answering(200, body, [(b"content-type", kind)]))
+    response = await get(GuardedTransport(1000, allow_private=True), url)
+    assert response.content == read
+
+
 async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:
     """The handshake asks for the name of the URL, not for the address that it is sent to."""
     asked: list[str | None] = []

@@ -74,18 +74,19 @@ def loads(data: bytes) -> Any:
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Return whether a JSON text has more than `maximum` members and elements. An empty array or object counts as one."""
-    if _openings(data) <= maximum:
-        return False  # an upper bound, because bytes in strings are included
+    """Return whether a JSON text has more than `maximum` values (see `count_values`)."""
+    return _openings(data) > maximum and count_values(data) > maximum  # first an upper bound, which includes bytes in strings
+
+
+def count_values(data: bytes) -> int:
+    """Return the number of members and elements of a JSON text. An empty array or object counts as one."""
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, in_string = 0, 0
     for begin in range(0, len(data), _CHUNK_SIZE):
         pieces = data[begin : begin + _CHUNK_SIZE].split(b'"')
         count += _openings(b"".join(pieces[in_string::2]))
-        if count > maximum:
-            return True
         in_string ^= (len(pieces) - 1) & 1
-    return False
+    return count
 
 
 def _openings(data: bytes) -> int:
