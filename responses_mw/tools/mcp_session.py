@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
 from mcp import MCPError
@@ -20,7 +20,7 @@ from mcp.client.client import Client
 from mcp.client.session import ClientSession
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import Implementation
+from mcp_types import Implementation, JSONRPCRequest
 
 from ..version import VERSION
 from .guarded_transport import SESSION_HEADER, UNREACHABLE, GuardedTransport
@@ -31,6 +31,8 @@ T = TypeVar("T")
 _CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts connections immediately, even if its tools are slow
 _DELETE_TIMEOUT = 1.0  # seconds
 _MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES + 64 * 1024  # a response may contain a result twice, with escaped characters
+MAX_SERVER_REQUESTS = 200
+"""Maximum number of requests, such as pings, that a server may send in a session. The SDK answers each in a task of its own."""
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
@@ -202,7 +204,7 @@ async def _streamable(target: MCPTarget, transport: GuardedTransport) -> AsyncIt
             async with streamable_http_client(
                 target.url, http_client=http, terminate_on_close=False, max_sse_event_size=_MAX_ANSWER_BYTES
             ) as pair:
-                yield pair
+                yield _Incoming(pair[0]), pair[1]
         finally:
             if transport.session_id is not None:
                 with suppress(TimeoutError, httpx2.HTTPError):
@@ -210,8 +212,36 @@ async def _streamable(target: MCPTarget, transport: GuardedTransport) -> AsyncIt
                         await http.delete(target.url, headers={SESSION_HEADER: transport.session_id})
 
 
-def _sse(target: MCPTarget, transport: GuardedTransport) -> AbstractAsyncContextManager[Any]:
-    return sse_client(target.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: _http(target, transport))
+@asynccontextmanager
+async def _sse(target: MCPTarget, transport: GuardedTransport) -> AsyncIterator[Any]:
+    factory = lambda headers=None, timeout=None, auth=None: _http(target, transport)  # noqa: E731
+    async with sse_client(target.url, httpx_client_factory=factory) as pair:
+        yield _Incoming(pair[0]), pair[1]
+
+
+class _Incoming:
+    """The stream of a server's messages. It ends if the server sends too many requests."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._left = MAX_SERVER_REQUESTS
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        received = await anext(self._stream)
+        self._left -= isinstance(getattr(received, "message", None), JSONRPCRequest)
+        if self._left < 0:
+            raise StopAsyncIteration
+        return received
 
 
 # -- the SDK's logs, which contain URLs and messages. The filter affects only our sessions, not those of a host application ---

@@ -354,6 +354,18 @@ async def test_too_many_tools_are_a_424(plain: str, monkeypatch: pytest.MonkeyPa
             await weather.list_tools()
 
 
+@pytest.mark.parametrize("server", ["streamable with sessions", "SSE"], indirect=True)
+async def test_a_server_that_pings_without_end_loses_its_session(
+    server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.tools.mcp_session.MAX_SERVER_REQUESTS", 5)
+    pings = b"".join(b'event: message\ndata: {"jsonrpc":"2.0","id":"p%d","method":"ping"}\n\n' % n for n in range(3))
+    answer = b'event: message\r\ndata: {"jsonrpc":"2.0","id":'
+    async with aclosing(connection(server(lambda app: Preceded(app, answer, pings)))) as weather:
+        with pytest.raises(UpstreamError, match="closed the connection"):
+            await weather.list_tools()
+
+
 async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> None:
     watched = Watched(streamable())
     url = serve(watched).replace("127.0.0.1", "localhost")
@@ -479,6 +491,21 @@ async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFi
 HUGE = b"123456789012345678901234567890"
 
 
+class Preceded:
+    """Sends `first` before each event that begins like `event`."""
+
+    def __init__(self, app: ASGIApp, event: bytes, first: bytes) -> None:
+        self._app, self._event, self._first = app, event, first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message.get("body", b"").startswith(self._event):
+                message = {**message, "body": self._first + message["body"]}
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
 class Altered:
     """Says something else in place of what the application says."""
 
@@ -511,6 +538,13 @@ def altered(serve: Serve) -> Callable[[bytes, bytes], str]:
 async def test_a_schema_with_a_number_that_cannot_be_written_again_is_malformed(altered: Callable[[bytes, bytes], str]) -> None:
     async with aclosing(connection(altered(b'"type":"object"', b'"type":"object","maxProperties":' + HUGE))) as weather:
         with pytest.raises(UpstreamError, match="malformed"):
+            await weather.list_tools()
+
+
+async def test_an_answer_of_many_small_values_is_not_decoded(altered: Callable[[bytes, bytes], str]) -> None:
+    values = b'"type":"object","x":[%b1]' % (b"{}," * 20_000)
+    async with aclosing(connection(altered(b'"type":"object"', values))) as weather:
+        with pytest.raises(UpstreamError, match="malformed, or too large"):
             await weather.list_tools()
 
 
