@@ -288,8 +288,9 @@ def _brave_hit(row: dict[str, Any]) -> SearchHit:
 
 _LISTS = (("results",), ("web", "results"), ("organic",), ("data",))
 _URL = re.compile(r"https?://[^\s<>\"\])}]+")
-_LABELLED = re.compile(r"^\W*title\W*:\s*(?P<title>.+)$", re.IGNORECASE | re.MULTILINE)
-_LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
+# In linear time, because the texts of web pages may be hostile.
+_LABELLED = re.compile(r"^[^\w\n]*+title[^\w\n:]*+:\s*+(?P<title>.+)$", re.IGNORECASE | re.MULTILINE)
+_LINK = re.compile(r"\[(?P<title>[^\[\]\n]++)\]\(https?://")
 
 
 class MCPSearch(SearchProvider):

@@ -28,6 +28,7 @@ from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
 from responses_mw.protocol.tool_kinds.client_defined import as_pattern
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
+from responses_mw.tools.search import _read
 
 TIMES = 4
 MOST = 2.2 * TIMES
@@ -193,6 +194,11 @@ def cited_text(size: int) -> Work:
     return lambda: citations(text, [{"url": "https://c.d/e"}])
 
 
+def found_pages(size: int) -> Work:
+    pages = ["-\n", "[", "title\n", "title**", "[a](https:"]
+    return lambda: [list(_read("https://a.example/x " + page * size)) for page in pages]
+
+
 def arguments_in_pieces(size: int) -> Work:
     def work() -> None:
         calls = ToolCalls()
@@ -242,6 +248,7 @@ def frames_in_one_read(size: int) -> Work:
         (reasoning_and_text, 1000),
         (tags_in_one_chunk, 10_000),
         (cited_text, 1000),
+        (found_pages, 500),
         (arguments_in_pieces, 1000),
         (frame_in_small_reads, 10_000),
         (frames_in_one_read, 10_000),
