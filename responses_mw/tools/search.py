@@ -281,7 +281,14 @@ def _brave_hit(row: dict[str, Any]) -> SearchHit:
     pieces = [text_of(row, "description"), *(extra if isinstance(extra, list) else ())]
     text = "\n".join(piece for piece in pieces if piece and isinstance(piece, str))
     # Titles and texts contain HTML entities, even if `text_decorations` is false.
-    return SearchHit(html.unescape(text_of(row, "title")), text_of(row, "url"), html.unescape(text))
+    return SearchHit(_unescaped(text_of(row, "title")), text_of(row, "url"), _unescaped(text))
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a numeric entity with thousands of digits
+        return text
 
 
 # -- a search tool of one of the operator's MCP servers ---------------------------------------------------------------------

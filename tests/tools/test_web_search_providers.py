@@ -261,6 +261,12 @@ async def test_brave_is_not_asked_what_it_would_refuse(provider: Open, server: S
     assert "x-loc-city" not in first.headers
 
 
+async def test_a_text_of_brave_that_cannot_be_unescaped_is_kept(provider: Open, server: SearchServer) -> None:
+    text = f"&#{'9' * 5000};"
+    server.answer = {"web": {"results": [{"title": text, "url": "https://a.example/", "description": text}]}}
+    assert await provider("brave").search(Query("a")) == [SearchHit(text, "https://a.example/", text)]
+
+
 async def test_brave_without_web_results_found_nothing(provider: Open, server: SearchServer) -> None:
     server.answer = {"type": "search", "query": {"original": "a"}}
     assert await provider("brave").search(Query("a")) == []
