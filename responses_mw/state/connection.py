@@ -44,14 +44,15 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
         redis+cluster://host:port,host:port
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
-    # By default, redis-py would repeat a command up to ten times, each with its own timeout. With RESP3, redis-py enables
-    # maintenance notifications, and its pools do not notice that an idle connection was closed.
+    # By default, redis-py would repeat a command up to ten times, each with its own timeout. After one of these errors, the
+    # connection is closed: after a failover, the host of a read-only server may be the new primary. With RESP3, redis-py
+    # enables maintenance notifications, and its pools do not notice that an idle connection was closed.
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         "protocol": 2,
         "socket_read_size": READ_SIZE,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": Retry(NoBackoff(), 0, (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)),
         "max_connections": max_connections,
         "driver_info": _DRIVER,
     }

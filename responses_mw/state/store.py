@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from redis.asyncio import RedisCluster
+from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import ResponseError
 
 from ..lua import load
@@ -131,13 +132,22 @@ async def _info(client: Client) -> list[dict[str, Any]]:
     redis: Any = client.redis
     try:
         if not client.is_cluster:
-            return [await client.round_trip(redis.info, "INFO")]
+            return [await client.round_trip(partial(_server_info, redis), "INFO")]
         nodes = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
         return list(nodes.values())
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]
         raise
+
+
+async def _server_info(redis: Redis) -> dict[str, Any]:
+    """Return the INFO of the server. If it is a replica, also close the connection, which may have outlived a failover."""
+    async with redis.client() as single:
+        info: dict[str, Any] = await single.info()
+        if info.get("role") == "slave" and single.connection is not None:
+            await single.connection.disconnect()
+    return info
 
 
 def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from responses_mw.state.schema import Address, conversation_key, turn_owner
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
-from tests.support.valkey import SURVIVES_A_KILL
+from tests.support.valkey import SURVIVES_A_KILL, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -408,6 +408,19 @@ async def test_a_redis_that_became_a_replica_is_read_but_refuses_to_store(start:
             assert (await state.check()).errors == ("The server is a replica: nothing can be written to it.",)
             client.replicaof("NO", "ONE")
         assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
+
+
+async def test_after_a_failover_behind_one_address_connections_move_to_the_new_primary(start: Callable[..., Server]) -> None:
+    old, new = start(), start()
+    async with wire(old.port) as line, opened(line.url, patience=20) as busy, opened(line.url) as idle:
+        await respond(busy, Chain.new(), "one")
+        await idle.check()
+        line.port = new.port  # only new connections lead to the new primary
+        with old.client() as client:
+            client.replicaof("127.0.0.1", new.port)
+        await respond(busy, Chain.new(), "two")
+        assert (await idle.check()).errors == ("The server is a replica: nothing can be written to it.",)
+        assert (await idle.check()).errors == ()
 
 
 async def test_scripts_are_sent_again_to_a_redis_that_has_forgotten_them(state: State, server: Plain) -> None:
