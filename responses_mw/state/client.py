@@ -56,6 +56,9 @@ FAILURES = tuple(row[0] for row in _REASONS)
 # Errors that commands and scripts raise for a key of the wrong type, or with a value that this server did not write.
 _DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
 
+# Codes of error replies that concern the state of the server, not the command.
+_SERVER_STATES = re.compile("NOREPLICAS|MISCONF|BUSY")
+
 FIRST_PROBE = 0.1  # timeout in seconds of the first probe of a node
 PROBE_PAUSE = 0.1  # seconds between two probes
 
@@ -284,6 +287,8 @@ def _unavailable(error: Exception) -> StateUnavailable:
     if isinstance(error, exceptions.OutOfMemoryError):
         return StateFull()
     _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
+    if state := _SERVER_STATES.match(str(error)):
+        reason, passing = f"{reason} ({state[0]})", True
     if reason.endswith("cannot be reached") and (why := failure_reason(error)):
         reason = f"{reason}: {why}"
     return StateUnavailable(reason, passing=passing)

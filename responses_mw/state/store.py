@@ -186,6 +186,8 @@ def _warnings(node: dict[str, Any]) -> list[str]:
         warnings.append("maxmemory is not set: the machine runs out of memory before the server refuses a write.")
     if not int(node["aof_enabled"]):
         warnings.append("appendonly is off: a restart of the server loses what was stored since the last snapshot.")
+    if "err" in (node.get("aof_last_write_status"), node.get("rdb_last_bgsave_status")):
+        warnings.append("The server's last write to its disk failed: it may refuse to store anything (MISCONF).")
     return warnings
 
 

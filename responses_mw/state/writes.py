@@ -143,6 +143,7 @@ class Writer:
         self.quota = Quota(client, options.owner_bytes)
         self._client = client
         self._patience = options.patience
+        self._failing_since: float | None = None  # since the first temporary failure after the last write
         self._pending: dict[Address, Write] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -163,15 +164,21 @@ class Writer:
         return bytes(verdict)
 
     async def _run_persistently(self, write: Write) -> Any:
-        """Run the script. After a temporary error, repeat it until it or all of Redis has failed for `patience` seconds."""
+        """Run the script. After a temporary error, repeat it until it, all writes or all of Redis failed for the patience."""
         began, pause = time.monotonic(), 0.02
         while True:
             try:
-                return await self._client.script(write.script, write.keys, write.args)
+                reply = await self._client.script(write.script, write.keys, write.args)
             except StateUnavailable as error:
-                # `away_for` is 0 while other commands succeed, on another node or because they only read.
-                if not error.passing or max(self._client.away_for, time.monotonic() - began) >= self._patience:
+                if not error.passing:
                     raise
+                # `away_for` is 0 while other commands succeed, because they only read. Writes may succeed on another node.
+                self._failing_since = min(began, self._failing_since or began)
+                if max(self._client.away_for, time.monotonic() - self._failing_since) >= self._patience:
+                    raise
+            else:
+                self._failing_since = None
+                return reply
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
 
@@ -199,6 +206,7 @@ class Writer:
             script, args = write.undo
             try:
                 _, *report = await self._client.script(script, write.keys, args)
+                self._failing_since = None
                 await self.quota.settle(write.owner, address.tag, report, write.name)
                 pause = MIN_PAUSE
             except Damaged:

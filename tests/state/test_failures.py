@@ -80,7 +80,10 @@ async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
         ("WRONGPASS invalid username-password pair", "it refused our credentials"),
         ("CLUSTERDOWN The cluster is down", "the cluster is down"),
         ("MOVED 1234 127.0.0.1:1", "it is a cluster (use redis+cluster://)"),
-        ("BUSY Redis is busy running a script.", "it refused a command"),
+        ("BUSY Redis is busy running a script.", "it refused a command (BUSY)"),
+        ("NOREPLICAS Not enough good replicas to write.", "it refused a command (NOREPLICAS)"),
+        ("MISCONF Errors writing to the AOF file: No space left on device", "it refused a command (MISCONF)"),
+        ("ERR unknown command 'FCALL'", "it refused a command"),
         ("ERR max number of clients reached", "it cannot be reached"),
     ],
 )
@@ -295,6 +298,34 @@ async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(s
                 await state.responses.get(first, ALICE)
         with pytest.raises(StateUnavailable, match="read-only"):
             await storing
+
+
+async def test_while_redis_refuses_all_writes_only_the_first_commits_wait(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, patience=2) as state:
+        with server.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+            with pytest.raises(StateUnavailable):
+                await respond(state, Chain.new(), "one")
+            await state.check()
+            before = time.monotonic()
+            with pytest.raises(StateUnavailable):
+                await respond(state, Chain.new(), "two")
+            assert time.monotonic() - before < 1.5
+            client.config_set("min-replicas-to-write", 0)
+        await respond(state, Chain.new(), "three")
+
+
+async def test_a_commit_waits_for_the_replicas_that_redis_requires(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, patience=20) as state:
+        with server.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+            storing = asyncio.create_task(respond(state, Chain.new(), "one"))
+            while "errorstat_NOREPLICAS" not in client.info("errorstats"):
+                await asyncio.sleep(0.01)
+            client.config_set("min-replicas-to-write", 0)
+        assert await history(state, await storing) == ["one", "one!"]
 
 
 async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Server]) -> None:

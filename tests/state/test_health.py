@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,20 @@ async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(
         "maxmemory",
         "appendonly",
     ]
+
+
+async def test_a_redis_that_cannot_write_to_its_disk_is_warned_about(
+    open_state: OpenState, start: Callable[..., Server]
+) -> None:
+    server = start("--appendonly", "yes", "--maxmemory", "100mb")
+    state = open_state(server.url)
+    with server.client() as client:
+        (server.folder / "dump.rdb").mkdir()  # the snapshot cannot replace it
+        client.bgsave()
+        while client.info("persistence")["rdb_bgsave_in_progress"]:
+            await asyncio.sleep(0.01)
+    [warning] = (await state.check()).warnings
+    assert warning.startswith("The server's last write to its disk failed")
 
 
 async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(open_state: OpenState, valkey: Server) -> None:
