@@ -111,8 +111,8 @@ class WebSocketConnection:
     scope: Scope
     receive: Receive
     send: Send
-    _lanes: dict[str | None, deque[Create]] = field(default_factory=dict)
-    """The waiting requests of each lane that has a running response."""
+    _lanes: dict[str | None, deque[bytes]] = field(default_factory=dict)
+    """The waiting frames of each lane that has a running response. Decoded frames can take 30 times the memory."""
     _refusal: APIError | None = None
     """The error for further requests, or None while requests are accepted."""
     _idle: anyio.Event = field(default_factory=anyio.Event)
@@ -135,8 +135,8 @@ class WebSocketConnection:
                 group.cancel_scope.cancel()
         finally:
             self.history.close()
-            for create in chain.from_iterable(self._lanes.values()):
-                self.share.leave(create.size)
+            for data in chain.from_iterable(self._lanes.values()):
+                self.share.leave(len(data))
 
     async def _wind_up_with_server(self) -> None:
         drain = self.context.runner.drain
@@ -170,19 +170,22 @@ class WebSocketConnection:
         text, lane = message.get("text"), None
         data = message.get("bytes") or b"" if text is None else text.encode()
         try:
-            frame = await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
+            frame = await self._decoded(data)
             lane = _lane_of(frame)
             if frame.get("type") is None:
                 checks.missing("type")
             if checks.one_of(frame["type"], "type", {_CREATE, _STEER}) == _STEER:
                 await self._send_data(_steer_failed(frame), lane)
             else:
-                self._begin(_create(frame, lane, len(data)))
+                self._begin(_create(frame, lane, len(data)), data)
         except APIError as error:
             await self._send_error(error, lane)
 
-    def _begin(self, create: Create) -> None:
-        """Start the response, or queue the request if its lane is busy. Raises `RateLimited` if there are too many."""
+    async def _decoded(self, data: bytes) -> dict[str, Any]:
+        return await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
+
+    def _begin(self, create: Create, data: bytes) -> None:
+        """Start the response, or queue its frame `data` if its lane is busy. Raises `RateLimited` if there are too many."""
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)
@@ -194,20 +197,21 @@ class WebSocketConnection:
         elif sum(map(len, self._lanes.values())) >= MAX_WAITING:
             raise RateLimited("Too many requests are waiting on the connection.")
         else:
-            self.share.enter(create.size)
-            lane.append(create)
+            self.share.enter(len(data))
+            lane.append(data)
 
     # -- responses ------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, first: Create) -> None:
-        """Respond to `first` and to the waiting requests of its lane, and remove the lane."""
-        lane = self._lanes[first.lane]
-        await self._respond(first)
+    async def _serve(self, create: Create) -> None:
+        """Respond to `create` and to the waiting requests of its lane, and remove the lane."""
+        lane = self._lanes[create.lane]
+        await self._respond(create)
         while lane:
-            create = lane.popleft()
-            self.share.leave(create.size)
+            data = lane.popleft()
+            self.share.leave(len(data))
+            create = _create(await self._decoded(data), create.lane, len(data))
             await self._respond(create)
-        del self._lanes[first.lane]
+        del self._lanes[create.lane]
         if self._refusal is not None and not self._lanes:
             self._idle.set()
 

@@ -17,13 +17,14 @@ import orjson
 from ..auth import Gate
 from ..engine.history import History, RunContext
 from ..errors import BadRequest, RateLimited
+from ..protocol.request.checks import memory
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
 from ..telemetry.metrics import WEBSOCKETS_OPEN
 
-ITEM_OVERHEAD, _POINTER = 512, 8
-"""Estimated memory in bytes of an item in addition to its JSON, and of a list entry."""
+_POINTER = 8
+"""Memory in bytes of a list entry."""
 
 
 @dataclass(eq=False, slots=True)
@@ -187,16 +188,15 @@ class ConnectionHistory(History):
 
     def _hold(self, context: RunContext, response_id: str, turn: Sequence[Item]) -> None:
         chain = context.chain
-        before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(_weight(chain.size, chain.items))]
-        size = len(orjson.dumps(turn))
+        before = chain.blocks if isinstance(chain, UnstoredChain) else [_block(chain.items)]
         held = UnstoredChain(
             tag=chain.tag,
             items=[*chain.items, *turn],
-            size=chain.size + size,
-            blocks=(*before, Block(_weight(size, turn))),
+            size=chain.size + len(orjson.dumps(turn)),
+            blocks=(*before, _block(turn)),
         )
         self._share.hold(response_id, held, self._own)
 
 
-def _weight(size: int, items: Sequence[Item]) -> int:
-    return size + ITEM_OVERHEAD * len(items)
+def _block(items: Sequence[Item]) -> Block:
+    return Block(memory(items, orjson.dumps(items)))

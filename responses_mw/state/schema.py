@@ -19,6 +19,7 @@ import orjson
 import zstandard
 
 from ..ids import RANDOM_LENGTH, TAG_LENGTH
+from ..protocol.request.checks import memory
 from ..threads import MAX_INLINE_BYTES
 from .errors import Damaged, Missing, NewerRecord
 from .values import Item, Turn
@@ -231,7 +232,7 @@ def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
-            Turn(turn_owner(turn), value["input"], value["output"], len(text))
+            Turn(turn_owner(turn), value["input"], value["output"], len(text), memory(value, bytes(text)))
             for turn, value, text in zip(turns, values, texts, strict=True)
         ]
     except _NO_JSON:

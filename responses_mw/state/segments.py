@@ -93,7 +93,7 @@ class Segments:
             before = known.segments.get(name, [])
             if len(turns) > len(before) or before[len(turns) - 1].owner != turns[-1].owner:
                 known.segments[name] = turns
-        size = sum(turn.size + TURN_OVERHEAD for turns in known.segments.values() for turn in turns)
+        size = sum(turn.memory + TURN_OVERHEAD for turns in known.segments.values() for turn in turns)
         self._size += size - known.size
         known.size = size
         for oldest in list(self._recent):

@@ -54,12 +54,16 @@ class Pointer(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON."""
+    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON.
+
+    `memory` estimates the bytes that the decoded turn takes.
+    """
 
     owner: str
     input: list[Item]
     output: list[Item]
     size: int
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

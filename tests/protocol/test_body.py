@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest, TooLarge
 from responses_mw.protocol.request import checks
-from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values
+from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values, memory
 
 texts = st.text(alphabet='a",[{\\é', max_size=6)
 values: st.SearchStrategy[Any] = st.recursive(
@@ -83,3 +84,20 @@ def test_the_collector_is_left_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("element", ["{}", "[]", '{"a":{}}', '"ab"', "1.5", '{"type":"input_text","text":"hi"}'])
+def test_the_memory_of_small_values_is_not_underestimated(element: str) -> None:
+    text = f"[{','.join([element] * 10_000)}]".encode()
+    tracemalloc.start()
+    value = orjson.loads(text)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken <= memory(value, text) <= 10 * taken
+
+
+def test_the_memory_of_texts_is_about_their_size() -> None:
+    texts = ["words without end, " * 50, "if (a[0]) {b(c, d);}" * 50]
+    for value in texts:
+        text = orjson.dumps([value])
+        assert len(text) <= memory([value], text) <= 4 * len(text)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 
+from responses_mw.ids import random_part
 from responses_mw.state import Chain, Missing, State, StateOptions
 from responses_mw.state.segments import TURN_OVERHEAD
-from tests.support.stored import ALICE, BOB, continued, history, respond, turns
+from tests.support.stored import ALICE, BOB, continued, history, made, respond, turns
 
 if TYPE_CHECKING:
     from tests.support.valkey import OpenState, Plain, Server
@@ -130,6 +132,20 @@ async def test_no_more_is_kept_than_is_set(state: State, server: Plain, room: in
     before = sent(server)
     await history(bounded, tips[0])
     assert (sent(server) - before > 10 * len(LONG)) == (room < 5 * TURN_OVERHEAD)
+
+
+async def test_what_is_kept_counts_by_the_memory_that_it_takes(state: State, server: Plain) -> None:
+    tips = []
+    for _ in range(10):
+        document, given = made(chain := Chain.new(), "hi")
+        given[0]["more"] = [[]] * 20_000
+        await state.responses.commit(chain, document, given, ALICE, random_part())
+        tips.append(document["id"])
+    bounded = State(state.client, StateOptions(recent_bytes=400_000))
+    before = len(gc.get_objects())
+    for tip in tips:
+        assert await history(bounded, tip) == ["hi", "hi!"]
+    assert len(gc.get_objects()) - before < 30_000
 
 
 async def test_readers_of_growing_branches_at_the_same_time_read_the_truth(state: State) -> None:

@@ -26,6 +26,7 @@ _NOTHING: Mapping[str, Check] = MappingProxyType({})
 
 _CHUNK_SIZE = 1 << 20
 _LARGE = 64 * 1024
+_MEMBER = 128  # bytes; an element takes 8 to 80 bytes and its text, and an object with one member 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def count_values(data: bytes) -> int:
 
 
 def _openings(data: bytes) -> int:
-    return data.count(b",") + data.count(b"[") + data.count(b"{")
+    return len(data) - len(data.translate(None, b",[{"))  # twice as fast as three calls of `count`
 
 
 def depth(value: Any, limit: int) -> None:
@@ -106,6 +107,19 @@ def depth(value: Any, limit: int) -> None:
         if not level:
             return
     raise TooLarge(f"The request is nested deeper than {limit} levels.", code="request_too_deep")
+
+
+def memory(value: Any, text: bytes) -> int:
+    """Estimate the bytes of memory that `value` takes, an array or object that was decoded from `text`."""
+    estimate = len(text) + _MEMBER * _openings(text)
+    if estimate <= 4 * len(text):
+        return estimate
+    count, level = 0, [value]  # the brackets and commas may be in strings
+    while level:
+        members = [member for holder in level for member in (holder.values() if isinstance(holder, dict) else holder)]
+        count += len(members)
+        level = [member for member in members if isinstance(member, dict | list)]
+    return len(text) + _MEMBER * count
 
 
 # -- errors --------------------------------------------------------------------------------------------------------------

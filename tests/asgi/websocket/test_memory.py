@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,40 @@ async def test_requests_that_wait_on_several_connections_count_together(
         assert (await second.events())[-1]["type"] == "response.completed"
         upstream.stream(*HELLO)
         await second.response("x" * 15_000)
+
+
+async def test_requests_that_wait_are_not_decoded(start_proxy: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+    ours, held = start_proxy(), Signal()
+    async with opened(ours) as socket:
+        answer = upstream.stream(text("a"), held, *HELLO)
+        await socket.create()
+        await answer.asked.wait()
+        before = len(gc.get_objects())
+        for _ in range(4):
+            await socket.create(large=[[]] * 20_000)
+        await socket.send(type="unknown")
+        while (await socket.receive())["type"] != "error":
+            pass
+        assert len(gc.get_objects()) - before < 30_000  # the last frame may still be there
+        for _ in range(4):
+            upstream.stream(*HELLO)
+        held.set()
+        for _ in range(5):
+            assert (await socket.events())[-1]["type"] == "response.completed"
+
+
+async def test_small_values_count_by_the_memory_that_they_take(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours = start_proxy(limits__memory_bytes=400_000)
+    message = {"type": "message", "role": "user", "content": "hi"}
+    async with opened(ours) as socket:
+        upstream.stream(*HELLO)
+        small = await socket.response([{**message, "more": "x" * 10_000}], store=False)
+        assert await is_known(socket, small["id"])
+        upstream.stream(*HELLO)
+        large = await socket.response([{**message, "more": [[]] * 3_000}], store=False)
+        assert not await is_known(socket, large["id"])
 
 
 async def test_all_owners_together_have_so_many_connections(start_proxy: Callable[..., Ours]) -> None:
