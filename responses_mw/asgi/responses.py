@@ -168,6 +168,7 @@ async def count_tokens(context: EndpointContext, request: Request) -> ASGIApp:
     """Return the number of input tokens that `create` would send to the model."""
     parsed = await context.reader.read(request, partial(_parse_counted, context.reader))
     caller = await context.verified(request)  # some upstreams tokenize without a credential
+    await context.limits.request(request.scope, caller)  # without a tokenizer, the model reads the whole prompt
     count = await context.runner.count_tokens(parsed, caller)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

@@ -120,6 +120,17 @@ async def test_requests_beyond_the_rate_are_refused_in_openais_shape_on_any_repl
     assert (await post(replicas[0], random_part())).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["compact", "input_tokens"])
+async def test_whatever_the_upstream_works_for_is_a_request(start: Start, upstream: ScriptedUpstream, path: str) -> None:
+    ours, owner = start(limits__requests_per_minute=1), random_part()
+    upstream.stream(*HELLO)
+    assert (await post(ours, owner)).status_code == 200
+    asked = len(upstream.requests)
+    refused = await ours.http.post(f"/v1/responses/{path}", json=BODY, headers={"authorization": f"Bearer {owner}"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert len(upstream.requests) == asked
+
+
 async def test_nothing_is_limited_unless_it_is_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.stream(*HELLO)
