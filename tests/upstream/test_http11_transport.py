@@ -590,6 +590,42 @@ async def test_an_answer_that_is_not_http_is_an_error(transport: NetworkTranspor
         await until(lambda: served.open == 0)
 
 
+LONG = b"a" * 70_000
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"HTTP/1.1 200 OK\r\nx: " + LONG,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx: " + LONG + b"\r\n\r\n",
+        (b"HTTP/1.1 103 Early Hints\r\nlink: %b\r\n\r\n" % LONG[:1000]) * 70,
+    ],
+)
+async def test_a_head_without_end_is_an_error(transport: NetworkTransport, begun: bytes) -> None:
+    async with listening(lambda reader, writer: forever(reader, writer, begun)) as url, asyncio.timeout(30):
+        with pytest.raises(httpx.RemoteProtocolError, match="too long"):
+            await ask(transport, url)
+
+
+@pytest.mark.parametrize("rest", [b"3;" + LONG, b"0\r\nx: " + LONG])
+async def test_a_chunk_extension_or_trailer_without_end_is_an_error(transport: NetworkTransport, rest: bytes) -> None:
+    began = asyncio.Event()
+
+    async def late(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PART)
+        await began.wait()
+        writer.write(rest)
+        await reader.read()
+
+    async with listening(late) as url, asyncio.timeout(30):
+        stream = stream_of(await ask(transport, url))
+        assert await anext(stream) == b"abc"
+        began.set()
+        with pytest.raises(httpx.RemoteProtocolError, match="too long"):
+            await anext(stream)
+
+
 async def test_garbage_within_the_body_is_an_error_after_what_came(transport: NetworkTransport) -> None:
     async with listening(lambda reader, writer: forever(reader, writer, PART + b"zz\r\n")) as url:
         stream = stream_of(await ask(transport, url))
