@@ -334,7 +334,7 @@ class LimitSettings(Group):
     """Limits of a request, of a response and of an owner."""
 
     requests_per_minute: int = Field(0, ge=0)
-    """maximum number of responses that an owner may request per minute on all replicas; 0 is unlimited"""
+    """maximum number of responses, compactions and token counts of an owner per minute on all replicas; 0 is unlimited"""
     streams: int = Field(0, ge=0)
     """maximum number of open streams of an owner; 0 is unlimited"""
     background: int = Field(0, ge=0)
