@@ -212,7 +212,9 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     else:
         why = failure_reason(error) or type(error).__name__
         if isinstance(error, httpx.RemoteProtocolError):
-            why = "its answer is not valid HTTP (an https:// server needs an https:// URL)"
+            # Without a cause, the connection was closed. Python's servers do so without a TLS handshake.
+            closed = "it closed the connection without an answer (it may have crashed, or need an https:// URL)"
+            why = "its answer is not valid HTTP (an https:// server needs an https:// URL)" if error.__cause__ else closed
         failure = UpstreamUnreachable(f"The upstream cannot be reached: {why}.")
     failure.is_overload = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)  # nothing was sent
     return failure

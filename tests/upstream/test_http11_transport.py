@@ -1080,10 +1080,14 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
     async def hello(reader: Reader, writer: Writer) -> None:
         writer.write(b"220 welcome\r\n")
 
+    async def vanish(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+
     async with (
         NetworkTransport(tls[1]) as trusting,
         listening(forever, ssl=tls[0]) as secure,
         listening(hello) as plain,
+        listening(vanish) as vanishing,
     ):
         for client, url, reason in (
             (transport, f"http://127.0.0.1:{free_port()}", "the connection was refused"),
@@ -1092,7 +1096,9 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
             (transport, secure, "its certificate is not trusted"),
             (trusting, secure.replace("127.0.0.1", "localhost"), "its certificate is for another name"),
             (transport, plain.replace("http:", "https:"), "it does not speak TLS"),
-            (transport, secure.replace("https:", "http:"), "its answer is not valid HTTP"),
+            (transport, plain, "its answer is not valid HTTP"),
+            (transport, secure.replace("https:", "http:"), "it closed the connection without an answer"),
+            (transport, vanishing, "it closed the connection without an answer"),
         ):
             with pytest.raises(httpx.TransportError) as failed:
                 await ask(client, url)
