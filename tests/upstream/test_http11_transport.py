@@ -1088,6 +1088,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
         listening(forever, ssl=tls[0]) as secure,
         listening(hello) as plain,
         listening(vanish) as vanishing,
+        listening(answering(b"220 welcome\r\n")) as greeting,
     ):
         for client, url, reason in (
             (transport, f"http://127.0.0.1:{free_port()}", "the connection was refused"),
@@ -1096,7 +1097,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
             (transport, secure, "its certificate is not trusted"),
             (trusting, secure.replace("127.0.0.1", "localhost"), "its certificate is for another name"),
             (transport, plain.replace("http:", "https:"), "it does not speak TLS"),
-            (transport, plain, "its answer is not valid HTTP"),
+            (transport, greeting, "its answer is not valid HTTP"),
             (transport, secure.replace("https:", "http:"), "it closed the connection without an answer"),
             (transport, vanishing, "it closed the connection without an answer"),
         ):
