@@ -223,7 +223,9 @@ def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, 
     request.turns, request.continuations, request.usage = turns, continuations, document.get("usage") or {}
     fault = document.get("error") if request.outcome == "failed" else None
     if fault:
-        request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], fault["code"])
+        # Without an exception, the upstream sent the code, which may be any text and must not become a label.
+        kind = UpstreamError.__name__
+        request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], kind)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from responses_mw import create_app
+from responses_mw.telemetry.instruments import exposition
 from tests.support import oracle, scripted
 from tests.support.configured import make_settings
 from tests.support.scripted import BrokenOff, ScriptedUpstream
@@ -86,6 +87,14 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
     stored = await relaying.http.get(f"/v1/responses/{document['id']}")
     assert "secret-token" not in stored.text
     assert stored.json()["output"][0]["output"] == "4"
+
+
+async def test_the_code_of_an_upstreams_error_is_no_label_of_a_metric(relaying: Ours, upstream: ScriptedResponses) -> None:
+    code = f"made up {'x' * 300}"
+    upstream.whole(response(status="failed", error={"code": code, "message": "No."}))
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
+    assert answered.json()["error"] == {"code": code, "message": "No."}
+    assert b"made up" not in exposition("")[0]
 
 
 async def test_our_server_may_be_the_application_in_the_same_process(serve: Serve, start_at: Start) -> None:
