@@ -58,6 +58,7 @@ _NOT_SERVED = {
 }
 _SECRET = ("headers", "authorization")
 _RULES = {"allowed_tools", "require_approval"}
+_REDACTED = "<redacted>"
 _PURPOSE = "mcp_list_tools"
 _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
@@ -174,10 +175,8 @@ class MCPServer(ServerTool):
     @staticmethod
     def echo(tool: Tool) -> Tool:
         shown = {name: value for name, value in tool.items() if name not in _SECRET}
-        if "server_url" in shown:  # its path and query may contain keys
-            url = httpx.URL(shown["server_url"])
-            bare = url.copy_with(raw_path=b"/", fragment=None)
-            shown["server_url"] = str(bare) + ("" if url.raw_path == b"/" else "<redacted>")
+        if "server_url" in shown:
+            shown["server_url"] = _redacted(shown["server_url"])
         return shown
 
     async def aclose(self) -> None:
@@ -292,6 +291,16 @@ class MCPServer(ServerTool):
     def _signed_bytes(self, tools: list[dict[str, Any]]) -> bytes:
         signed = [self._connection.target.url, self._limits, _plain_tools(tools)]
         return orjson.dumps(signed, option=orjson.OPT_SORT_KEYS)
+
+
+def _redacted(url: Any) -> str:
+    """Return `url` without what may be secret: its credentials, path, query and fragment."""
+    try:
+        whole = httpx.URL(url)
+    except (TypeError, httpx.InvalidURL):  # if the upstream checks the tools
+        return _REDACTED
+    bare = whole.copy_with(userinfo=b"", raw_path=b"/", fragment=None)
+    return str(bare) + ("" if whole.raw_path == b"/" else _REDACTED)
 
 
 def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -145,10 +145,13 @@ def test_private_urls_can_be_allowed() -> None:
     ("url", "shown"),
     [
         ("https://mcp.example:8443/secret/mcp?key=secret#secret", "https://mcp.example:8443/<redacted>"),
+        ("https://user:secret@mcp.example/", "https://mcp.example/"),
+        ("http://[::1", "<redacted>"),
+        (5, "<redacted>"),
         ("https://mcp.example", "https://mcp.example/"),
     ],
 )
-def test_the_echo_has_no_secrets(url: str, shown: str) -> None:
+def test_the_echo_has_no_secrets(url: Any, shown: str) -> None:
     given = tool(server_url=url, headers={"X": "secret"}, authorization="secret", allowed_tools=["a"])
     assert MCPServer.echo(given) == tool(server_url=shown, allowed_tools=["a"])
 

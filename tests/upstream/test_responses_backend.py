@@ -89,6 +89,18 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
     assert stored.json()["output"][0]["output"] == "4"
 
 
+@pytest.mark.parametrize("url", [5, "http://[::1", "https://user:secret@mcp.example/secret"])
+async def test_a_tool_that_only_the_upstream_checks_may_have_any_url(
+    relaying: Ours, upstream: ScriptedResponses, url: Any
+) -> None:
+    tool = {"type": "mcp", "server_label": "s", "server_url": url}
+    upstream.whole(response(item(), tools=[tool]))
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "tools": [tool]})
+    assert answered.status_code == 200
+    assert "redacted" in answered.json()["tools"][0]["server_url"]
+    assert "secret" not in answered.text
+
+
 async def test_the_code_of_an_upstreams_error_is_no_label_of_a_metric(relaying: Ours, upstream: ScriptedResponses) -> None:
     code = f"made up {'x' * 300}"
     upstream.whole(response(status="failed", error={"code": code, "message": "No."}))
