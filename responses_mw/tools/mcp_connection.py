@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ from . import ToolResult, cut, failure
 from .guarded_transport import HTTP_FAULT, UNREACHABLE
 from .mcp import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES
 from .mcp_session import MCPFailure, MCPSession, MCPTarget, open_session
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -86,6 +89,15 @@ class MCPConnection:
         return await self._request(lambda session: self._called(session, request))
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work` in the session. Log a failure of the server. Raises the errors of `_result`."""
+        try:
+            return await self._result(work)
+        except MCPFailure as error:
+            if error.kind != _PROTOCOL_ERROR and not error.address_refused:  # the message may quote the server
+                logger.warning("a request to the MCP server '%s' failed (HTTP %d)", self.target.label, error.code)
+            raise
+
+    async def _result(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work` in the session. Raises `MCPFailure` if the session or the request fails."""
         session: MCPSession | None = None
         try:

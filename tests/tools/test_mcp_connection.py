@@ -328,10 +328,13 @@ async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve,
     assert "secret" not in error.message
 
 
-async def test_a_server_that_is_away_is_a_424(free_url: str) -> None:
+async def test_a_server_that_is_away_is_a_424_and_logged(free_url: str, caplog: pytest.LogCaptureFixture) -> None:
     async with aclosing(connection(free_url)) as weather:
         with pytest.raises(UpstreamError, match="cannot be reached"):
             await weather.list_tools()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("responses_mw.tools")] == [
+        "a request to the MCP server 'weather' failed (HTTP 502)"
+    ]
 
 
 async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
