@@ -13,13 +13,15 @@ import orjson
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout
 from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
-from ..protocol.request.checks import loads
+from ..protocol.request.checks import has_more_values, loads
 from ..protocol.response.events import TERMINAL
 from ..protocol.sse import DONE, FrameTooLong, SSEDecoder
 from ..protocol.types import Chunk
 from .errors import from_frame, is_error
 
 _TICKS = 8
+MAX_VALUES = 4_000_000
+"""Maximum number of JSON values in a frame or a body, as in 20,000 tokens with 20 alternatives. Each takes 64 bytes."""
 _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
@@ -234,6 +236,8 @@ class _NotJSON(UpstreamError):
 
 
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
+    if len(data) > MAX_VALUES and has_more_values(data, MAX_VALUES):
+        raise UpstreamError(f"The upstream sent more than {MAX_VALUES} values at once.")
     try:
         decoded = loads(data)
     except orjson.JSONDecodeError:

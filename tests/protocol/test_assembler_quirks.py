@@ -413,6 +413,13 @@ def _logprobs(*entries: Any) -> dict[str, Any]:
     return {"content": list(entries), "refusal": None}
 
 
+def test_a_text_has_no_more_log_probabilities_than_it_may_have_tokens() -> None:
+    token = {"token": "", "logprob": -1, "top_logprobs": [{}] * 1000}
+    chunks = [chunk(content="Hi", logprobs=_logprobs(*[token] * 1000)), STOP]
+    part = respond(*chunks, options=ResponseOptions(logprobs=True))["output"][0]["content"][0]
+    assert (len(part["logprobs"]), len(part["logprobs"][0]["top_logprobs"])) == (102, 20)
+
+
 def test_logprobs_come_where_they_were_asked_for_and_nowhere_else() -> None:
     token = {
         "token": "Hi",

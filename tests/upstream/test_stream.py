@@ -96,3 +96,12 @@ async def test_a_whole_answer_has_no_halves_of_characters(kind: type[ChatStream]
     await read(stream, got)
     assert got[0]["delta"] == "a\ufffd"
     assert stream.done
+
+
+@pytest.mark.parametrize("media_type", ["text/event-stream", "application/json"])
+async def test_an_answer_of_too_many_values_is_not_decoded(monkeypatch: pytest.MonkeyPatch, media_type: str) -> None:
+    monkeypatch.setattr("responses_mw.upstream.stream.MAX_VALUES", 100)
+    body = b'{"choices":[{"delta":{},"x":[%b1]}]}' % (b"{}," * 50)
+    frame = b"data: " + body + b"\n\n" if media_type == "text/event-stream" else body
+    with pytest.raises(UpstreamError, match="more than 100 values"):
+        await read(opened(Answer(frame), media_type=media_type), [])

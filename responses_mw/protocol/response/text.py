@@ -16,6 +16,11 @@ Source = Mapping[str, Any]
 """A source found by a web search: `url`, `title` and `number`. The default `number` is the source's position, from 1."""
 
 
+MAX_TOP_LOGPROBS = 20
+# Maximum number of tokens without text, such as special tokens, with the log probabilities of a text.
+_MAX_EMPTY_TOKENS = 100
+
+
 class OpenText:
     """The last part of an item, whose text is being streamed. `place` holds the ids and indices for its events."""
 
@@ -37,8 +42,8 @@ class OpenText:
         self.utf8 += text.encode()
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = [
-                {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")]}
-                for entry in _entries(logprobs)
+                {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")[:MAX_TOP_LOGPROBS]]}
+                for entry in _entries(logprobs)[: len(text.encode()) + _MAX_EMPTY_TOKENS]
             ]
             self.part["logprobs"] += tokens
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
