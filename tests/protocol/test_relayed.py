@@ -601,3 +601,18 @@ def test_log_probabilities_of_a_whole_answer_are_those_of_its_text() -> None:
     ]
     part = ended([completed(THOUGHT_DONE, told)])["output"][1]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == ["Hel", "lo"]
+
+
+PART_ADDED = {"type": "response.content_part.added", "output_index": 0, "part": {"type": "output_text", "text": ""}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [added(message(), index) for index in range(1001)],
+        [added(message()), *[PART_ADDED] * 1001],
+        [added(message()), *[{**PART_ADDED, "content_index": 0}] * 1001],
+    ],
+)
+def test_items_and_parts_without_end_are_the_upstreams_fault(events: list[dict[str, Any]]) -> None:
+    assert "more than 1000" in ended(numbered(*events))["error"]["message"]

@@ -24,6 +24,8 @@ _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
 # Members with the results of calls that the server executed, by item type. Events contain these members only on request.
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
 
+MAX_OPEN = 1000
+"""Maximum number of open items, and of the parts of an item. Events without an index are compared with all of them."""
 MIN_REPEATED = 8  # minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer
 MAX_CHANCE = 64
 """Maximum number of characters that the beginnings of a continuation and of the answer may have in common by chance."""
@@ -39,9 +41,14 @@ class OutputReplay:
         """Maps the index of an open item to the deltas of its texts that have not been joined."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Apply an event to the items. Raises `UpstreamError` if a part, or the list that it is added to, is malformed."""
+        """Apply an event to the items.
+
+        Raises `UpstreamError` if a part, or the list that it is added to, is malformed, or beyond the limit `MAX_OPEN`.
+        """
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
+            if len(self.open) >= MAX_OPEN:
+                raise UpstreamError(f"The upstream began more than {MAX_OPEN} items at once.")
             self.open[len(self.items)] = {}
             self.items.append(event["item"])
         elif not isinstance(place, int) or place not in self.open:
@@ -64,6 +71,8 @@ class OutputReplay:
             parts = item.get(target.holder) or []
             if not (isinstance(part, dict) and isinstance(parts, list)):
                 malformed("part")
+            if len(parts) >= MAX_OPEN:
+                raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
             item[target.holder] = [*parts, dict(part)]
 
     def put(self, place: int) -> Item:
