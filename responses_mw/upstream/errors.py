@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -192,7 +193,9 @@ def _fault(data: Any) -> _Fault:
 def _message(message: Any) -> str:
     """Return `message` as text. FastAPI's `detail` may be a list. Bedrock's message may be the JSON of another error."""
     if not isinstance(message, str):
-        return orjson.dumps(message).decode() if message else ""
+        with suppress(orjson.JSONEncodeError):  # nested deeper than the encoder allows
+            return orjson.dumps(message).decode() if message else ""
+        return ""
     inner = _decoded(message.encode()) if message.startswith("{") else None
     return (isinstance(inner, dict) and _fault(inner).message) or message
 

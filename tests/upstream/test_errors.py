@@ -51,6 +51,11 @@ def test_the_members_of_an_error_may_have_any_type(value: object) -> None:
         assert (error.status, error.param, error.code) == (502, None, None)
 
 
+def test_a_message_that_is_nested_without_end_is_left_out() -> None:
+    body = b'{"error":{"message":%b}}' % (b"[" * 500 + b"]" * 500)
+    assert from_status(400, body, httpx.Headers()).message == "The upstream answered with status 400."
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-1", "1e9", "Thu, 99 Nov 2026 00:00:00 GMT", "\u0661"])
 def test_an_invalid_retry_after_is_none(value: str) -> None:
     assert from_status(503, b"", httpx.Headers([(b"retry-after", value.encode())])).retry_after is None
