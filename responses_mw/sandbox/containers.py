@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
@@ -160,8 +159,10 @@ class Containers:
         """Stop a container in the background. Its slot and its user can be used again when its last process has ended."""
 
         async def end() -> None:
-            await container.end()
-            self._slots.add(container.slot)
+            try:
+                await container.end()
+            finally:
+                self._slots.add(container.slot)
 
         if self._live.pop(container.id, None) is not None:
             container.cut()
@@ -343,7 +344,9 @@ class Container:
         for output in self._outputs:
             os.close(output)
         if self._directory is not None:
-            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+            # `shutil.rmtree` fails if the code has nested directories deeper than Python's recursion limit.
+            removal = await asyncio.create_subprocess_exec("rm", "-rf", self._directory, stderr=asyncio.subprocess.DEVNULL)
+            await removal.wait()
 
 
 def _output_file() -> int:

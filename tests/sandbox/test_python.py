@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -137,6 +138,14 @@ async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launc
         tasks.cancel_scope.cancel()
     assert result.is_error
     assert "All 1 containers are in use" in result.content[0].text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take rights away")
+async def test_directories_nested_without_end_do_not_take_the_containers_place(launch: Launch) -> None:
+    sandbox = launch("restricted", max_containers=1)
+    nest = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    assert (await sandbox.run(f"{nest}os._exit(0)"))["ended"]
+    assert await sandbox.is_well()
 
 
 async def test_calls_of_one_container_run_one_after_another(best: Sandbox) -> None:
