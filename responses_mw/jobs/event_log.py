@@ -17,7 +17,7 @@ from ..protocol.response.replay import LogReplay
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, Jobs, OverBound, State, StateUnavailable, Taken
 from ..telemetry.context import report_lost_job
-from ..telemetry.metrics import EVENTS_APPENDED, LEASES_LOST
+from ..telemetry.metrics import EVENTS_APPENDED
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)
@@ -92,8 +92,6 @@ class ClaimedJob:
         """Cancel the run. `why` is LOST, DRAINED or SHUT_DOWN. Only the first call has an effect."""
         if self.stopped is None:
             self.stopped = why
-            if why == LOST:
-                LEASES_LOST.add()
             self.sent.set()
             if self.task is not None:
                 self.task.cancel()
@@ -173,7 +171,6 @@ async def write_end(state: State, taken: Taken) -> Document:
     if taken.verdict == "cancelled":
         error = None
     elif taken.verdict != "failed" or error is None:
-        LEASES_LOST.add()
         error, kind = {"code": "server_error", "message": WorkerLost().message}, WorkerLost.__name__
     document = await write_output(state, job, error)
     report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)

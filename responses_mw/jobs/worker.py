@@ -209,7 +209,8 @@ class Worker:
             if loop.time() - began > 2 * pause:
                 continue  # this process was stalled, so let replies that have arrived renew the leases first
             for claimed in self._claimed.values():
-                if loop.time() - claimed.renewed > GIVE_UP_AFTER * self._lease:
+                if claimed.stopped is None and loop.time() - claimed.renewed > GIVE_UP_AFTER * self._lease:
+                    logger.warning("response %s is abandoned: its lease could not be renewed", claimed.job.response_id)
                     claimed.stop(LOST)
 
     async def _beat(self) -> None:

@@ -10,6 +10,7 @@ import orjson
 
 from ..ids import random_part
 from ..lua import load
+from ..telemetry.metrics import LEASES_LOST
 from ..threads import by_size
 from .client import Args, Call, Client
 from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
@@ -107,7 +108,10 @@ class Jobs:
             return Taken(verdict, left=facts[0] / 1000)
         if verdict == "waiting":
             return Taken(verdict, unseen=facts[0].decode())
-        return Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
+        taken = Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
+        if taken.worker and verdict != "cancelled":
+            LEASES_LOST.add()
+        return taken
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
         """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
@@ -270,7 +274,7 @@ class Queue:
 
 
 def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
-    """Return the job that `_TAKE` has leased, and the name of the worker that had leased it before."""
+    """Return the job that `_TAKE` has leased, and the name of the worker that held its lease, or ""."""
     number, head, packed, owner, credential, worker, retries, error, retry_ms, attempts, continuations = facts
     request = unpack(packed)
     job = Job(

@@ -33,6 +33,7 @@ from responses_mw.state import (
 )
 from responses_mw.state.jobs import announced
 from responses_mw.state.schema import Address, kind_of, response_address, stop_channel
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.cluster import cluster_url
 from tests.support.valkey import Server, wire
 
@@ -235,6 +236,23 @@ async def test_a_cancel_takes_the_job_from_its_worker(state: State) -> None:
     with pytest.raises(Fenced):
         await end(state, job, 2)
     assert (await state.responses.get(response_id, ALICE)).document["status"] == "cancelled"
+
+
+async def test_only_a_worker_whose_lease_expired_is_counted_as_lost(state: State) -> None:
+    def counted() -> float:
+        return REGISTRY.get_sample_value("responses_mw_leases_lost_total") or 0.0
+
+    before = counted()
+    drained, cancelled, stalled = [await create(state) for _ in range(3)]
+    await state.jobs.release(await taken(state, drained))
+    assert (await take(state, drained)).worker == ""
+    await taken(state, cancelled)
+    await take(state, cancelled, "cancel")
+    assert counted() == before
+    await taken(state, stalled, lease=0.01)
+    await asyncio.sleep(0.05)
+    assert (await take(state, stalled)).worker == "w"
+    assert counted() == before + 1
 
 
 async def test_a_job_stays_cancelled_when_its_canceller_dies(state: State) -> None:

@@ -4,15 +4,15 @@
 --   6 owner ('' for any), 7 TTL of the tombstone in ms
 -- Returns: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue has
 --   not been checked recently, otherwise ''}; or
---   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, previous worker, retries, last error
+--   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, lost worker, retries, last error
 --   as JSON, ms left for retries, earlier attempts, continuations}
 
 local BEGUN = 3  -- created, queued and in_progress are not output
 local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 
-local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
-local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
+local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked', 'token'}
+local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked, token = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
   -- The job was deleted, or its creator failed after adding it to the queue. From now on, its record must not be created.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
@@ -43,6 +43,7 @@ elseif ARGV[5] == 'settle' then
   redis.call('HSET', KEYS[1], 'looked', now)
   return {'waiting', owner}
 end
+if token == '' then worker = '' end  -- it has released the job
 
 local credential = redis.call('TYPE', credential_key).ok == 'string' and redis.call('GET', credential_key)
 if verdict ~= 'run' then free(credential_key) end
