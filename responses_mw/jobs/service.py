@@ -17,7 +17,7 @@ from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
-from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable
+from ..state import Batch, Damaged, Deleted, Fenced, State, StateFull, StateUnavailable
 from ..telemetry.context import annotate
 from ..telemetry.tracing import queueing_span, with_trace_context
 from ..threads import background_task
@@ -77,7 +77,7 @@ class JobService:
         """
         await gate()
         if not run.document["store"]:
-            raise Unavailable("The state store is nearly full, so background responses cannot be created now.")
+            raise StateFull("its memory is nearly full")
         with queueing_span(run.document["id"]):
             return await self._create(run, body)
 

@@ -267,6 +267,15 @@ async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, va
     assert "retry-after" in answer.headers
 
 
+async def test_a_background_response_in_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
+    ours = start_at("proxy", redis__url=valkey.url, auth__secret_keys="k" * 32)
+    with valkey.client() as client:
+        client.config_set("maxmemory", "1")
+    answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "background": True})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
+    assert "retry-after" in answer.headers
+
+
 # -- ourselves killed ----------------------------------------------------------------------------------------------------
 
 
