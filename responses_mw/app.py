@@ -137,12 +137,10 @@ async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | N
 
 async def _check_fitness(state: State, settings: Settings) -> None:
     try:
-        health = await state.check()
+        health = await state.inspect()
     except StateUnavailable as error:
         logger.warning("%s It is used as soon as it is available.", error.message)
         return
-    for warning in health.warnings:
-        logger.warning("%s: %s", health.server, warning)
     faults = list(health.errors)
     if health.policy != "noeviction" and not settings.redis.allow_eviction:
         faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set redis.allow_eviction.")

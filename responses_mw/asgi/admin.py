@@ -197,7 +197,7 @@ def monitoring(state: State | None, check_upstream: Check | None) -> AbstractAsy
 async def _measure_state(state: State) -> None:
     while True:
         try:
-            await state.check()  # records the memory
+            await state.inspect()  # also records the memory
             found = await state.queue.backlog()
             QUEUE_DEPTH.set(found.jobs)
             QUEUE_AGE.set(found.seconds)

@@ -44,6 +44,7 @@ class Health:
     fault         the reason why new responses are not stored now, or "" if they are stored
     warnings      sentences for the operator, including `fault`
     errors        reasons why the server must not start
+    run_ids       ids that the nodes chose when they started
     """
 
     server: str
@@ -53,6 +54,7 @@ class Health:
     fault: str
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
+    run_ids: frozenset[str]
 
 
 class State:
@@ -73,6 +75,7 @@ class State:
         self._memory_checked_at = float("-inf")
         self._memory_fault = ""
         self._memory_warnings = WarningLimit()
+        self._last_health: Health | None = None
 
     async def check(self) -> Health:
         """Query Redis, or every primary of a cluster, and return its health. Raises StateUnavailable if Redis fails."""
@@ -88,7 +91,19 @@ class State:
             fault=fault,
             warnings=tuple(dict.fromkeys(filter(None, [fault, *(text for node in nodes for text in _warnings(node))]))),
             errors=tuple(dict.fromkeys(error for node in nodes for error in _errors(node, self.client))),
+            run_ids=frozenset(node.get("run_id", "") for node in nodes),
         )
+
+    async def inspect(self) -> Health:
+        """Check Redis like `check`. Log warnings that were not in the last result, and whether Redis was restarted."""
+        health, last = await self.check(), self._last_health
+        for warning in health.warnings:
+            if warning != health.fault and (last is None or warning not in last.warnings):  # `nearly_full` logs the fault
+                logger.warning("%s: %s", health.server, warning)
+        if last is not None and not health.run_ids <= last.run_ids:
+            logger.warning("Redis was restarted or replaced: data that was not saved or replicated is lost")
+        self._last_health = health
+        return health
 
     async def nearly_full(self) -> bool:
         """Return whether Redis uses more than `NEARLY_FULL` of its memory. If so, log a warning at most once a minute.

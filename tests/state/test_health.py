@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,6 +49,25 @@ async def test_a_redis_that_cannot_write_to_its_disk_is_warned_about(
             await asyncio.sleep(0.01)
     [warning] = (await state.check()).warnings
     assert warning.startswith("The server's last write to its disk failed")
+
+
+async def test_what_changes_in_a_redis_is_logged_once(
+    open_state: OpenState, start: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start("--appendonly", "yes", "--maxmemory", "100mb")
+    state = open_state(server.url)
+    for _ in range(2):
+        await state.inspect()
+    assert caplog.messages == []
+    server.kill()
+    await asyncio.to_thread(server.start)
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    for _ in range(2):
+        await state.inspect()
+    policy, restart = caplog.messages
+    assert "stored data may be evicted" in policy
+    assert restart.startswith("Redis was restarted or replaced")
 
 
 async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(open_state: OpenState, valkey: Server) -> None:
