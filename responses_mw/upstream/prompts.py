@@ -97,6 +97,7 @@ _LENGTH_TTL = 300.0  # seconds
 _MIN_BYTES_PER_TOKEN = 2.0  # low, because it is better to remove too much than too little
 _BYTES_PER_TOKEN = 4.0  # of English text
 _ANSWER_SHARE = 8  # after a cut, at least one eighth of the length is left for the answer
+_MAX_CUTS = 10  # if the prompt is then still too long, all items that can be removed are removed
 _MARGIN = 0.9  # share of the limit to use if tokens are estimated
 
 _LENGTH = re.compile(
@@ -152,14 +153,15 @@ class ContextWindow:
         return await self._cut(items, chat_of, length, caller)
 
     async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
-        limit = None
+        limit, cuts = None, 0
         while True:
             chat = await chat_of(items)
             count = await self._count(chat, length, caller)
             if count <= (limit or length - _answer_of(chat)) or not len(Truncation(items)):
                 return chat
             limit = _target(chat, length)
-            items = _cut_to_share(items, chat, limit / max(count, 1))
+            cuts += 1
+            items = _cut_to_share(items, chat, limit / max(count, 1) if cuts < _MAX_CUTS else 0.0)
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
         try:

@@ -174,6 +174,19 @@ class Odd(Counting):
         return (200, self.odd[path]) if path in self.odd else super()._answer(path, asked)
 
 
+async def test_a_tokenizer_that_never_counts_fewer_tokens_is_asked_a_few_times(before: Callable[[Counting], Ours]) -> None:
+    class Stuck(Counting):
+        def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
+            if path == "/tokenize":  # first too many, and then always one more than fit
+                return 200, {"count": LENGTH if len(self.bodies(path)) == 1 else LENGTH - LENGTH // 8 + 1}
+            return super()._answer(path, asked)
+
+    server = Stuck("vllm", "/tokenize", length=LENGTH)
+    body = {"model": "tiny", "input": [*OLD * 5, *HISTORY], "truncation": "auto"}
+    assert (await before(server).http.post("/v1/responses", json=body)).status_code == 200
+    assert len(server.bodies("/tokenize")) <= 12
+
+
 @pytest.mark.parametrize(
     ("owner", "path", "page"),
     [
