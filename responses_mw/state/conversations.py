@@ -12,7 +12,7 @@ from ..lua import Script, load
 from ..threads import by_size
 from .client import Args, Client
 from .errors import Missing, OverBound, check_answer
-from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack
+from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack_items
 from .values import Chain, Conversation, Item, Page, StateOptions, no_such_cursor
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
@@ -36,6 +36,7 @@ class Conversations:
         self._writer = writer
         self._ttl = options.ttl_seconds * 1000
         self._limits = options.chain_items, options.chain_bytes
+        self._max_memory = options.chain_memory
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Store a new conversation with its first `items`. The items' ids must contain the conversation's tag."""
@@ -110,7 +111,7 @@ class Conversations:
         if found is None:
             raise no_such_cursor("after", str(after))
         _, *blobs = found
-        return Page(_unblob(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
+        return Page(await self._unpacked(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
         """Return an item. Raises Missing if the conversation or the item does not exist."""
@@ -120,7 +121,7 @@ class Conversations:
             raise Missing("Conversation", conversation_id)
         if blob is None:
             raise Missing("Item", item_id)
-        return _unblob([blob], conversation_id)[0]
+        return (await self._unpacked([blob], conversation_id))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
         """Delete an item and return the conversation. Raises Missing if the conversation or the item does not exist."""
@@ -134,7 +135,15 @@ class Conversations:
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """Return the number of the newest item, the items up to number `upto` in order, and the size of these items' JSON."""
         last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
-        return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
+        items = await self._unpacked(blobs, conversation_id)
+        return int(last), items, sum(json_size(blob) for blob in blobs)
+
+    async def _unpacked(self, blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
+        """Return the items. Raises Missing if Redis has evicted one, or OverBound if they take too much memory."""
+        present = [blob for blob in blobs if blob is not None]
+        if len(present) < len(blobs):
+            raise Missing("Conversation", conversation_id)
+        return await by_size(sum(map(json_size, present)), unpack_items, present, self._max_memory)
 
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
         """Return the script's reply without its verdict, or None if the item in `args` does not exist."""
@@ -153,9 +162,3 @@ async def _blobs(items: Sequence[Item]) -> list[str | bytes]:
 
 def _size(blobs: Sequence[str | bytes]) -> int:
     return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
-
-
-def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
-    if any(blob is None for blob in blobs):  # Redis has evicted an item
-        raise Missing("Conversation", conversation_id)
-    return [unpack(blob) for blob in blobs if blob is not None]

@@ -44,7 +44,7 @@ class Responses:
         self._writer = writer
         self._options = options
         self._ttl = options.ttl_seconds * 1000
-        self._segments = Segments(client, recent_bytes=options.recent_bytes)
+        self._segments = Segments(client, recent_bytes=options.recent_bytes, max_memory=options.chain_memory)
 
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.

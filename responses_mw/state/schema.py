@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ import zstandard
 from ..ids import RANDOM_LENGTH, TAG_LENGTH
 from ..protocol.request.checks import memory
 from ..threads import MAX_INLINE_BYTES
-from .errors import Damaged, Missing, NewerRecord
+from .errors import Damaged, Missing, NewerRecord, OverBound
 from .values import Item, Turn
 
 VERSION = 1
@@ -222,18 +223,43 @@ def turn_owner(turn: bytes) -> str:
     return turn[:RANDOM_LENGTH].decode()
 
 
-def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn."""
+def unpack_items(blobs: Sequence[bytes], max_memory: int) -> list[Item]:
+    """Decode stored items. Raises the errors of `unpack`, or OverBound if the items take more than `max_memory` bytes."""
+    try:
+        texts = [_text(blob, 0) for blob in blobs]
+        return [item for item, _ in _measured(map(orjson.loads, texts), texts, max_memory)]
+    except _NO_JSON:
+        raise Damaged("value") from None
+
+
+def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[Turn]:
+    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
+
+    Raises OverBound if the turns take more than `max_memory` bytes of memory.
+    """
     try:
         # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
         if sum(map(len, texts)) > MAX_INLINE_BYTES:  # one by one, so that other threads can run in between
-            values = [orjson.loads(text) for text in texts]
+            values = map(orjson.loads, texts)
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
-            Turn(turn_owner(turn), value["input"], value["output"], len(text), memory(value, bytes(text)))
-            for turn, value, text in zip(turns, values, texts, strict=True)
+            Turn(turn_owner(turn), value["input"], value["output"], len(text), size)
+            for turn, text, (value, size) in zip(turns, texts, _measured(values, texts, max_memory), strict=True)
         ]
     except _NO_JSON:
         raise Damaged("history") from None
+
+
+def _measured(values: Iterable[Any], texts: Sequence[bytes | memoryview], max_memory: float) -> Iterator[tuple[Any, int]]:
+    """Yield each of the `values` that are decoded from `texts`, and the bytes of memory that it takes.
+
+    Raises OverBound before the values take more than `max_memory` bytes.
+    """
+    for value, text in zip(values, texts, strict=True):
+        size = memory(value, bytes(text))
+        max_memory -= size
+        if max_memory < 0:
+            raise OverBound("The history takes too much memory, because it has too many small values.")
+        yield value, size

@@ -43,14 +43,19 @@ class Segments:
     The least recently read conversation is evicted first.
     """
 
-    def __init__(self, client: Client, *, recent_bytes: int) -> None:
+    def __init__(self, client: Client, *, recent_bytes: int, max_memory: int) -> None:
+        """`max_memory` limits the bytes of memory that the turns of one history take."""
         self._client = client
+        self._max_memory = max_memory
         self._max_bytes = recent_bytes
         self._size = 0
         self._recent: dict[str, _Known] = {}  # conversations by tag, with the most recently read one last
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost. The turns must not be changed."""
+        """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost. The turns must not be changed.
+
+        Raises OverBound if they take too much memory.
+        """
         ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]
@@ -77,12 +82,16 @@ class Segments:
         replies = await self._client.pipeline(
             [("LRANGE", address.segment(name), start, length - 1) for name, start, length in parts]
         )
-        found = []
+        found, left = list[list[Turn]](), self._max_memory
         for (_, start, length), turns, blobs in zip(parts, beginnings, replies, strict=True):
             if len(blobs) != length - start or (turns and turn_owner(blobs[0]) != turns[-1].owner):
                 return None
             fresh = blobs[bool(turns) :]
-            found.append(turns + await by_size(sum(json_size(blob, RANDOM_LENGTH) for blob in fresh), unpack_turns, fresh))
+            size = sum(json_size(blob, RANDOM_LENGTH) for blob in fresh)
+            left -= sum(turn.memory for turn in turns)
+            decoded = await by_size(size, unpack_turns, fresh, left)
+            left -= sum(turn.memory for turn in decoded)
+            found.append(turns + decoded)
         return found
 
     def _keep(self, tag: str, segments: dict[str, list[Turn]]) -> None:

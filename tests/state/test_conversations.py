@@ -40,6 +40,18 @@ async def test_a_conversation_comes_back_as_it_was_created(state: State) -> None
     assert await listed(state, conversation_id) == ["one", "two"]
 
 
+async def test_a_conversation_of_small_values_is_not_decoded_beyond_its_memory(state: State) -> None:
+    conversation_id = await converse(state, "hi")
+    for _ in range(10):
+        [item] = some_items(conversation_id, "more")
+        await state.conversations.append(conversation_id, [{**item, "more": [[]] * 10_000}], ALICE)
+    bounded = State(state.client, StateOptions(chain_memory=5_000_000))
+    with pytest.raises(OverBound):
+        await bounded.conversations.chain(conversation_id, ALICE)
+    assert len((await bounded.conversations.items(conversation_id, ALICE, limit=2)).items) == 2
+    assert len((await state.conversations.chain(conversation_id, ALICE)).items) == 11
+
+
 async def test_a_repeated_create_changes_nothing(state: State, server: Plain) -> None:
     conversation = Conversation(f"conv_{new_tag()}", 1, {})
     items = some_items(conversation.id, "one", "two")

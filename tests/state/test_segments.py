@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Chain, Missing, State, StateOptions
+from responses_mw.state import Chain, Missing, OverBound, State, StateOptions
 from responses_mw.state.segments import TURN_OVERHEAD
 from tests.support.stored import ALICE, BOB, continued, history, made, respond, turns
 
@@ -146,6 +146,25 @@ async def test_what_is_kept_counts_by_the_memory_that_it_takes(state: State, ser
     for tip in tips:
         assert await history(bounded, tip) == ["hi", "hi!"]
     assert len(gc.get_objects()) - before < 30_000
+
+
+async def test_a_history_of_small_values_is_not_decoded_beyond_its_memory(state: State, server: Plain) -> None:
+    bounded = State(state.client, StateOptions(chain_memory=5_000_000))
+    tip = await respond(state, Chain.new(), "hi")
+    for _ in range(10):  # forks, so that there are several segments
+        parent = await state.responses.chain(tip, ALICE)
+        document, given = made(parent, "more")
+        given[0]["more"] = [[]] * 20_000
+        await state.responses.commit(parent, document, given, ALICE, random_part())
+        await respond(state, await state.responses.chain(tip, ALICE), "a sibling")
+        tip = document["id"]
+    before = len(gc.get_objects())
+    with pytest.raises(OverBound):
+        await bounded.responses.chain(tip, ALICE)
+    with pytest.raises(OverBound):
+        await bounded.responses.input_items(tip, ALICE, limit=1)
+    assert len(gc.get_objects()) - before < 120_000
+    assert (await bounded.responses.get(tip, ALICE)).input == given
 
 
 async def test_readers_of_growing_branches_at_the_same_time_read_the_truth(state: State) -> None:

@@ -26,7 +26,7 @@ _NOTHING: Mapping[str, Check] = MappingProxyType({})
 
 _CHUNK_SIZE = 1 << 20
 _LARGE = 64 * 1024
-_MEMBER = 128  # bytes; an element takes 8 to 80 bytes and its text, and an object with one member 200
+_MEMBER, _HOLDER = 64, 136  # bytes of memory that a member takes, and those of an array or object in addition
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,15 @@ def depth(value: Any, limit: int) -> None:
 
 def memory(value: Any, text: bytes) -> int:
     """Estimate the bytes of memory that `value` takes, an array or object that was decoded from `text`."""
-    estimate = len(text) + _MEMBER * _openings(text)
+    estimate = len(text) + 2 * _MEMBER * _openings(text)
     if estimate <= 4 * len(text):
         return estimate
-    count, level = 0, [value]  # the brackets and commas may be in strings
+    size, level = len(text), [value]  # the brackets and commas may be in strings
     while level:
         members = [member for holder in level for member in (holder.values() if isinstance(holder, dict) else holder)]
-        count += len(members)
+        size += _HOLDER * len(level) + _MEMBER * len(members)
         level = [member for member in members if isinstance(member, dict | list)]
-    return len(text) + _MEMBER * count
+    return size
 
 
 # -- errors --------------------------------------------------------------------------------------------------------------
