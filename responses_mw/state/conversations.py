@@ -12,7 +12,7 @@ from ..lua import Script, load
 from ..threads import by_size
 from .client import Args, Client
 from .errors import Missing, OverBound, check_answer
-from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack_items
+from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, reading, unpack_items
 from .values import Chain, Conversation, Item, Page, StateOptions, no_such_cursor
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
@@ -54,7 +54,8 @@ class Conversations:
         if of != owner.encode():
             raise Missing("Conversation", conversation_id)
         check_version(version)
-        return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
+        with reading("conversation"):
+            return Conversation(conversation_id, int(created_at), {**orjson.loads(metadata)})
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         created_at, *report = await self._run(_UPDATE, conversation_id, [owner, orjson.dumps(metadata), self._ttl])
@@ -130,13 +131,15 @@ class Conversations:
             raise Missing("Item", item_id)
         created_at, metadata, *report = found
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
-        return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
+        with reading("conversation"):
+            return Conversation(conversation_id, int(created_at), {**orjson.loads(metadata)})
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """Return the number of the newest item, the items up to number `upto` in order, and the size of these items' JSON."""
         last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
         items = await self._unpacked(blobs, conversation_id)
-        return int(last), items, sum(json_size(blob) for blob in blobs)
+        with reading("conversation"):
+            return int(last), items, sum(json_size(blob) for blob in blobs)
 
     async def _unpacked(self, blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
         """Return the items. Raises Missing if Redis has evicted one, or OverBound if they take too much memory."""

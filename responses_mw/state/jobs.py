@@ -22,6 +22,7 @@ from .schema import (
     decompress,
     json_size,
     pack,
+    reading,
     response_address,
     stop_channel,
     unpack,
@@ -108,7 +109,8 @@ class Jobs:
             return Taken(verdict, left=facts[0] / 1000)
         if verdict == "waiting":
             return Taken(verdict, unseen=facts[0].decode())
-        taken = Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
+        with reading("job"):
+            taken = Taken(verdict, *_job(response_id, token, facts)) if facts else Taken(verdict)
         if taken.worker and verdict != "cancelled":
             LEASES_LOST.add()
         return taken

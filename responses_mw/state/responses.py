@@ -14,7 +14,18 @@ from ..threads import by_size
 from .client import Args, Client
 from .conversations import Conversations
 from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
-from .schema import Address, check_version, item_blobs, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
+from .schema import (
+    Address,
+    check_version,
+    item_blobs,
+    pack,
+    pack_turn,
+    reading,
+    response_address,
+    turn_text,
+    unpack,
+    unpack_turns,
+)
 from .segments import Segments, resolve
 from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, Turn, page
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
@@ -66,11 +77,13 @@ class Responses:
         version, status, document, turn, job, lost = reply
         check_version(version)
         if job is not None:  # the response has not ended
-            return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
+            with reading("response"):
+                return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
         made = unpack_turns([turn])[0] if turn is not None else None
         if made is None or made.owner != address.random:
             raise Missing("Response", response_id)
-        return Stored({**unpack(document), "output": made.output}, made.input)
+        with reading("response"):
+            return Stored({**unpack(document), "output": made.output}, made.input)
 
     async def input_items(
         self,
@@ -131,11 +144,14 @@ class Responses:
         """Return the history up to the response. Raises Missing if a turn or the required conversation was deleted."""
         seen: list[Item] = []
         if "seen" in fields:  # the conversation's items that preceded the response
-            found = await self._conversations.until(address.tag, owner, int(fields["seen"]))
+            with reading("response"):
+                last = int(fields["seen"])
+            found = await self._conversations.until(address.tag, owner, last)
             if found is None and conversation_required:
                 raise Missing("Response", response_id)
             seen = found or []
-        parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
+        with reading("response"):
+            parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
             raise Missing("Response", response_id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -121,9 +122,10 @@ _KINDS = (
 
 
 def check_version(version: bytes) -> None:
-    """Raise NewerRecord if a record's `version` is higher than this release supports."""
-    if int(version) > VERSION:
-        raise NewerRecord
+    """Raise NewerRecord if a record's `version` is higher than this release supports, or Damaged if it is no number."""
+    with reading("record"):
+        if int(version) > VERSION:
+            raise NewerRecord
 
 
 def kind_of(key: str) -> str:
@@ -137,6 +139,15 @@ _PLAIN, _COMPRESSED = b"JZ"
 # A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
 _MAX_RATIO = 128 * 1024 // 4
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
+
+
+@contextmanager
+def reading(kind: str) -> Iterator[None]:
+    """Raise Damaged for a stored `kind` of value if its content is malformed."""
+    try:
+        yield
+    except _NO_JSON:
+        raise Damaged(kind) from None
 
 
 class _Zstandard(threading.local):
@@ -178,10 +189,8 @@ def pack(text: bytes) -> bytes:
 
 def unpack(blob: bytes) -> Any:
     """Decode a stored value. Raises NewerRecord if its form is unknown, or Damaged if its content is not valid JSON."""
-    try:
+    with reading("value"):
         return orjson.loads(_text(blob, 0))
-    except _NO_JSON:
-        raise Damaged("value") from None
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:

@@ -15,7 +15,7 @@ from ..lua import load
 from ..threads import by_size
 from .client import Call, Client
 from .errors import Missing, OverBound
-from .schema import Address, conversation_key, item_address, json_size, turn_owner, unpack, unpack_turns
+from .schema import Address, conversation_key, item_address, json_size, reading, turn_owner, unpack, unpack_turns
 from .values import Item, Pointer, Turn
 
 [_RESOLVE] = load("state", "resolve")
@@ -56,7 +56,8 @@ class Segments:
 
         Raises OverBound if they take too much memory.
         """
-        ranges = pointer.ranges
+        with reading("response"):
+            ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]
         found = await self._read(address, ranges, beginnings)

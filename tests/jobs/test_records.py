@@ -461,6 +461,14 @@ async def test_a_document_that_is_no_json_is_reported_as_damaged(state: State) -
         await state.responses.get(job.response_id, ALICE)
 
 
+@pytest.mark.parametrize(("field", "value"), [("error", "{"), ("document", "J1"), ("job", "J{}")])
+async def test_a_job_with_a_foreign_value_is_reported_as_damaged(state: State, field: str, value: str) -> None:
+    response_id = await create(state)
+    await state.client.command("HSET", response_address(response_id).record, field, value)
+    with pytest.raises(Damaged):
+        await take(state, response_id)
+
+
 async def test_events_that_are_written_during_an_outage_follow_when_it_is_over(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Batch, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State, StateOptions
+from responses_mw.state import Batch, Chain, Damaged, Deleted, Fenced, Missing, NewerRecord, OverBound, State, StateOptions
 from tests.support.stored import ALICE, address, continued, everything, history, kept, made, respond, turns
 from tests.support.valkey import wire
 
@@ -107,6 +107,16 @@ async def test_a_response_deleted_before_its_commit_is_not_stored(state: State, 
     with pytest.raises(Deleted):
         await state.responses.commit(chain, document, given, ALICE, token)
     assert kept(server) == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("v", "new"), ("document", "J1"), ("length", "long"), ("path", "a:b")])
+async def test_a_foreign_value_in_a_record_is_reported_as_damaged(state: State, server: Plain, field: str, value: str) -> None:
+    document, given = made(Chain.new(), "x")
+    await state.responses.commit(Chain.new(), document, given, ALICE, random_part())
+    server.hset(address(document["id"]).record, field, value)
+    reads = state.responses.get if field == "document" else state.responses.chain
+    with pytest.raises(Damaged):
+        await reads(document["id"], ALICE)
 
 
 async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from responses_mw.errors import BadRequest
 from responses_mw.ids import TAG_LENGTH, RunIds, new_tag, random_part
-from responses_mw.state import Conversation, Missing, NewerRecord, OverBound, State, StateOptions
+from responses_mw.state import Conversation, Damaged, Missing, NewerRecord, OverBound, State, StateOptions
 from tests.support.stored import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
 
 if TYPE_CHECKING:
@@ -197,6 +197,16 @@ async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state:
     assert {server.ttl(key) for key in server.keys("*")} <= {99, 100}
     await state.conversations.update(conversation_id, {}, ALICE)
     assert all(server.ttl(key) > 1000 for key in server.keys("*"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("v", "new"), ("created_at", "now"), ("metadata", "[]"), ("metadata", "x")])
+async def test_a_foreign_value_in_a_conversation_is_reported_as_damaged(
+    state: State, server: Plain, field: str, value: str
+) -> None:
+    conversation_id = await converse(state, "a")
+    server.hset(next(key for key in server.keys("*:c")), field, value)
+    with pytest.raises(Damaged):
+        await state.conversations.get(conversation_id, ALICE)
 
 
 async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
