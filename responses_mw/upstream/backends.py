@@ -21,7 +21,7 @@ from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.events import readable
 from ..protocol.response.passthrough import ResponsesPassthrough
-from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
+from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item, Tool
 from ..settings import UpstreamSettings
@@ -131,8 +131,8 @@ class ChatBackend(Backend):
 
     async def _ask(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
         dialect = await self._upstream.dialect(turn.caller)
-        asks_raw = turn.messages is not None and dialect.name == "vllm"
-        opened = await self._open(turn, {**chat, **RAW_PARAMETERS} if asks_raw else chat, dialect.name, self._upstream.chat)
+        raw = dialect.raw_parameters if turn.messages is not None else {}
+        opened = await self._open(turn, {**chat, **raw}, dialect.name, self._upstream.chat)
         if turn.messages is not None:
             turn.messages.begin(chat, turn.functions)
         return opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -13,13 +14,12 @@ import orjson
 from .. import ids
 from ..errors import BadRequest, UpstreamError
 from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
-from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
+from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.request.checks import has_more_values
 from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
-from .servers import detect, member
 from .stream import MAX_VALUES, ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)
@@ -251,3 +251,35 @@ class Upstream:
         own_key = self._key is not None or caller.standing.is_known
         elapsed = response.extensions.get("elapsed", 0.0)
         return from_status(response.status_code, body, response.headers, own_key=own_key, elapsed=elapsed)
+
+
+async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
+    """Return the dialect of the server that lists `models`. For an unknown server, return OpenAI's.
+
+    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the errors of `get`.
+    """
+    by_owner = {owner: dialect for dialect in DIALECTS.values() for owner in dialect.owned_by}
+    for model in models:
+        owner = model.get("owned_by")
+        if isinstance(owner, str) and owner in by_owner:
+            return by_owner[owner]
+    for dialect in DIALECTS.values():
+        if dialect.probe is not None and await _is_confirmed(*dialect.probe, get):
+            return dialect
+    is_prefix = [model.get("owned_by") == model["id"].split("/")[0] and "/" in model["id"] for model in models]
+    return TRANSFORMERS if models and all(is_prefix) else OPENAI
+
+
+async def _is_confirmed(path: str, matches: Callable[[Any], bool], get: Callable[[str], Awaitable[httpx.Response]]) -> bool:
+    response = await get(path)
+    try:
+        return response.status_code == 200 and matches(orjson.loads(response.content))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def member(decoded: Any, *names: str) -> Any:
+    """Return the member of `decoded` at the path `names`, or None if the member does not exist."""
+    for name in names:
+        decoded = decoded.get(name) if isinstance(decoded, dict) else None
+    return decoded

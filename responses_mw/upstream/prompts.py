@@ -21,8 +21,8 @@ from ..errors import UpstreamError
 from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
-from .client import Upstream
-from .servers import accepted, member, server_for
+from .client import Upstream, member
+from .servers import accepted, server_for
 from .stream import ChatStream
 
 logger = logging.getLogger(__name__)

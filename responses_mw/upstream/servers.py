@@ -1,59 +1,17 @@
-"""Each kind of server: its detection, and its token counts, context length and prompts."""
+"""The token counts, context length and prompts of each kind of server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-import httpx
-import orjson
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import UpstreamError
-from ..protocol.chat.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
 from ..protocol.types import ChatRequest
 from .caller import Caller
-
-if TYPE_CHECKING:
-    from .client import Upstream
+from .client import Upstream, member
 
 T = TypeVar("T")
-
-_OWNERS = {
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "llamacpp": LLAMACPP,
-    "library": OLLAMA,
-    "system": OPENAI,
-    "openai-internal": OPENAI,
-}
-"""Dialects by the `owned_by` of a model, for servers that identify themselves in this member."""
-_PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
-    ("/info", lambda info: isinstance(info, dict) and {"model_id", "max_total_tokens"} <= info.keys(), TGI),
-    ("/api/version", lambda version: isinstance(version, dict) and version.keys() == {"version"}, OLLAMA),
-    ("/health/liveliness", lambda health: isinstance(health, str) and "alive" in health, LITELLM),
-)
-"""The path, the check of the JSON response and the dialect of each probe. The first probe that succeeds counts."""
-
-
-async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
-    """Return the dialect of the server that lists `models`. For an unknown server, return OpenAI's.
-
-    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the errors of `get`.
-    """
-    for model in models:
-        owner = model.get("owned_by")
-        if isinstance(owner, str) and owner in _OWNERS:
-            return _OWNERS[owner]
-    for path, matches, dialect in _PROBES:
-        response = await get(path)
-        with suppress(orjson.JSONDecodeError):
-            if response.status_code == 200 and matches(orjson.loads(response.content)):
-                return dialect
-    if models and all("/" in model["id"] and model.get("owned_by") == model["id"].split("/")[0] for model in models):
-        return TRANSFORMERS
-    return OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +63,6 @@ class Server:
         found = listed.get(model, {})
         parent = found.get("parent")
         return found.get("max_model_len") or (listed.get(parent, {}).get("max_model_len") if isinstance(parent, str) else None)
-
-
-def member(decoded: Any, *names: str) -> Any:
-    """Return the member of `decoded` at the path `names`, or None if the member does not exist."""
-    for name in names:
-        decoded = decoded.get(name) if isinstance(decoded, dict) else None
-    return decoded
 
 
 async def accepted(answer: Awaitable[T]) -> T | None:

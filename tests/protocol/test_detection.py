@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from responses_mw.upstream.servers import detect
+from responses_mw.upstream.client import detect
 
 
 @pytest.mark.parametrize(

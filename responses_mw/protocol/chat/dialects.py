@@ -1,12 +1,13 @@
 """Dialects: how Chat Completions servers differ from OpenAI's API, as one row of data for each server.
 
-To add a server, add a row. If the server can be detected, add a check to `upstream.servers`.
+To add a server, add a row, and its name to the setting `upstream.dialect`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..request import checks
 
@@ -18,6 +19,9 @@ class Dialect:
     """How one kind of server differs from OpenAI's API. `refuses` maps each unsupported parameter to the reason."""
 
     name: str
+    owned_by: frozenset[str] = frozenset()  # values of the `owned_by` of a model that only this kind of server sets
+    # A path, and a check that the JSON response to a GET of this path is from this kind of server.
+    probe: tuple[str, Callable[[Any], bool]] | None = None
     max_tokens: str = "max_tokens"
     developer_role: bool = False  # whether developer is a role. If not, developer messages are sent as system messages
     hoist_system: bool = False  # whether system messages must come first, joined into one
@@ -49,6 +53,8 @@ class Dialect:
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
     stop_is_list: bool = False
     refuses: dict[str, str] = field(default_factory=dict)
+    # Parameters that request the text of the prompt and the ids of all tokens, for `ResponseMessages`.
+    raw_parameters: dict[str, Any] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:
         """Raise `NotSupported` for the value at `path`. `why` is a predicate such as "does not accept audio"."""
@@ -62,6 +68,7 @@ class Dialect:
 
 OPENAI = Dialect(
     name="openai",
+    owned_by=frozenset({"system", "openai-internal"}),
     max_tokens="max_completion_tokens",
     developer_role=True,
     tools_with_none=True,
@@ -73,6 +80,7 @@ OPENAI = Dialect(
 )
 VLLM = Dialect(
     name="vllm",
+    owned_by=frozenset({"vllm"}),
     max_tokens="max_completion_tokens",
     developer_role=True,
     reasoning_field="reasoning",
@@ -81,9 +89,11 @@ VLLM = Dialect(
     audio=True,
     video=True,
     prefill="continue_final_message",
+    raw_parameters={"return_token_ids": True, "return_prompt_text": True},
 )
 TGI = Dialect(
     name="tgi",
+    probe=("/info", lambda info: isinstance(info, dict) and {"model_id", "max_total_tokens"} <= info.keys()),
     hoist_system=True,
     reasoning_effort="refused",
     tool_choice="name",
@@ -98,6 +108,7 @@ TGI = Dialect(
 )
 SGLANG = Dialect(
     name="sglang",
+    owned_by=frozenset({"sglang"}),
     reasoning_field="reasoning_content",
     verbosity="template",
     video=True,
@@ -105,6 +116,7 @@ SGLANG = Dialect(
 )
 LLAMACPP = Dialect(
     name="llamacpp",
+    owned_by=frozenset({"llamacpp"}),
     hoist_system=True,
     reasoning_field="reasoning_content",
     verbosity="template",
@@ -115,6 +127,8 @@ LLAMACPP = Dialect(
 )
 OLLAMA = Dialect(
     name="ollama",
+    owned_by=frozenset({"library"}),
+    probe=("/api/version", lambda version: isinstance(version, dict) and version.keys() == {"version"}),
     reasoning_field="reasoning",
     tool_choice="refused",
     parallel_tool_calls=False,
@@ -122,6 +136,7 @@ OLLAMA = Dialect(
 )
 LITELLM = Dialect(
     name="litellm",
+    probe=("/health/liveliness", lambda health: isinstance(health, str) and "alive" in health),
     max_tokens="max_completion_tokens",
     developer_role=True,
     reasoning_field="reasoning_content",

@@ -23,9 +23,6 @@ from ..tool_kinds.form import OfferedFunction, as_text, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
-RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
-"""Parameters of vLLM's chat API that request token ids and the text of the prompt. Other servers do not support these."""
-
 _START = 200006  # the token `<|start|>`, which begins every prompt of gpt-oss
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
@@ -47,7 +44,7 @@ class ResponseMessages:
         self._turns: list[RawTurn] = []
 
     def begin(self, chat: ChatRequest, offered: Sequence[OfferedFunction]) -> None:
-        """Begin a turn. `chat` is its request without `RAW_PARAMETERS`, and `offered` are the functions in the request."""
+        """Begin a turn. `chat` is its request without `raw_parameters`, and `offered` are the functions in the request."""
         if self._chat is None:
             self._chat, self._offered = chat, offered
         self._turns.append(RawTurn(chat["messages"]))
