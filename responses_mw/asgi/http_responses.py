@@ -23,11 +23,11 @@ from ..telemetry.context import annotate
 from .telemetry import TelemetryMiddleware
 
 if TYPE_CHECKING:
-    from .listener import BodyWriter
+    from uvicorn.protocols.http.flow_control import FlowControl
 
 logger = logging.getLogger(__name__)
 
-Run = AsyncGenerator[Any, None]
+Batches = AsyncGenerator[Any, None]
 """Batches of events, from a run or from the log of a background response."""
 
 KEEP_ALIVE_INTERVAL = 15.0
@@ -46,6 +46,24 @@ _STREAM_HEADERS = [
 ]
 TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA, "WebSocket Close Code Number Registry")."""
+
+
+class BodyWriter:
+    """Writes to the chunked body of a response that has started. Unlike `send`, it needs no coroutine."""
+
+    __slots__ = ("_flow", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    def is_ready(self) -> bool:
+        """Return whether the client is connected and its connection accepts data without waiting."""
+        return not (self._flow.write_paused or self._transport.is_closing())
+
+    def write(self, data: bytes) -> None:
+        """Write `data`, which must not be empty. Call this only if the writer is ready."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class JSONResponse(responses.JSONResponse):
@@ -104,7 +122,7 @@ def error_response(error: Exception) -> ErrorResponse | None:
 class EventResponse:
     """Base class of responses that send the events of one run."""
 
-    def __init__(self, run: Run, settings: ServerSettings) -> None:
+    def __init__(self, run: Batches, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
         self.has_started = False
@@ -166,7 +184,7 @@ class EventStreamResponse(EventResponse):
     Events that the run passes to `outlet` are written directly to the connection. This requires a `BODY_WRITER` in the scope.
     """
 
-    def __init__(self, run: Run, settings: ServerSettings, outlet: Outlet | None = None) -> None:
+    def __init__(self, run: Batches, settings: ServerSettings, outlet: Outlet | None = None) -> None:
         super().__init__(run, settings)
         self._outlet = outlet
         self._silent = False

@@ -18,21 +18,18 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import orjson
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
-from .http_responses import BODY_WRITER, TRY_AGAIN_LATER
+from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
+from .middleware import Dispatcher
 from .requests import Inbound, Receiving
-
-if TYPE_CHECKING:
-    from .middleware import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -108,24 +105,6 @@ class DrainingServer(uvicorn.Server):
         """Return the numbers of unfinished requests and background responses as text, or "" if there are none."""
         counts = {"requests": len(self.server_state.tasks), "background responses": self._app.running_jobs}
         return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
-
-
-class BodyWriter:
-    """Writes to the chunked body of a response that has started. Unlike `send`, it needs no coroutine."""
-
-    __slots__ = ("_flow", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
-        self._transport = transport
-        self._flow = flow
-
-    def is_ready(self) -> bool:
-        """Return whether the client is connected and its connection accepts data without waiting."""
-        return not (self._flow.write_paused or self._transport.is_closing())
-
-    def write(self, data: bytes) -> None:
-        """Write `data`, which must not be empty. Call this only if the writer is ready."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class HTTPProtocol(HttpToolsProtocol):

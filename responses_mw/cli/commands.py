@@ -30,7 +30,7 @@ from ..telemetry.setup import set_up_logs, set_up_sdk
 from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.prompts import PrefillProof
-from .serve import announce, check_ports, serve, summary
+from .serve import ServeSettings, announce, check_ports, serve, summary
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_imp
 _COMMON = "config server.log_* redis.url redis.timeout redis.allow_eviction upstream.url upstream.api_key"
 
 
-class ServeCommand(Settings):
+class ServeCommand(ServeSettings):
     """Serve the Responses API in front of a Chat Completions server, and proxy every other path to it:
 
         responses-mw serve --upstream http://vllm:8000
@@ -48,9 +48,6 @@ class ServeCommand(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw serve", **FLAGS)
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
-    processes: int = Field(1, ge=1, le=64, description="number of processes that listen on the port; each uses up to one core")
     check: CliImplicitFlag[bool] = Field(
         False, description="check the settings and the files, ports and servers that they name, print the results, and exit"
     )

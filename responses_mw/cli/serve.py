@@ -22,6 +22,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from ..auth import APIKeys
 from ..errors import StartupError
 from ..network import address_family
@@ -34,7 +36,6 @@ from ..version import VERSION
 
 if TYPE_CHECKING:
     from ..asgi.listener import DrainingServer
-    from .commands import ServeCommand
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Initial and maximum number of seconds before an exited process is replaced. Each failed start doubles the pause."""
 
 
-def serve(settings: ServeCommand) -> None:
+class ServeSettings(Settings):
+    """The settings of `responses-mw serve`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    processes: int = Field(1, ge=1, le=64, description="number of processes that listen on the port; each uses up to one core")
+
+
+def serve(settings: ServeSettings) -> None:
     """Serve until a signal stops the process."""
     if settings.processes > 1:
         sys.exit(_supervise(settings))
@@ -53,7 +62,7 @@ def serve(settings: ServeCommand) -> None:
 
 
 def _run_server(
-    settings: ServeCommand, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
+    settings: ServeSettings, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
 ) -> None:
     """Serve in this process until a signal stops the process. If the server cannot start, exit with an error status.
 
@@ -103,7 +112,7 @@ def _run_server(
         sys.exit(STARTUP_FAILURE)
 
 
-def check_ports(settings: ServeCommand) -> None:
+def check_ports(settings: ServeSettings) -> None:
     """Raise `OSError` if the server's port or the admin port cannot be opened. The error names the port."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
@@ -130,7 +139,7 @@ def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
     print("\n".join([headline, *lines]), flush=True)
 
 
-def _announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
+def _announce_server(settings: ServeSettings, address: Any, facts: dict[str, str]) -> None:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     processes = {"processes": str(settings.processes)} if settings.processes > 1 else {}
     announce(settings, f"listens on http://{host}:{address[1]}{settings.server.base_path}/v1", processes | facts)
@@ -196,7 +205,7 @@ def _limits(settings: Settings) -> str:
 # -- several processes ---------------------------------------------------------------------------------------------------
 
 
-def _supervise(settings: ServeCommand) -> int:
+def _supervise(settings: ServeSettings) -> int:
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
@@ -220,7 +229,7 @@ def _socket(host: str, port: int) -> socket.socket:
 
 
 class _Child:
-    def __init__(self, settings: ServeCommand) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         context = multiprocessing.get_context("spawn")  # asyncio and threads do not survive a fork
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(target=_run_child, args=(settings, writer))
@@ -253,7 +262,7 @@ class _Child:
 
 
 class _Supervisor:
-    def __init__(self, settings: ServeCommand, address: Any, directory: str) -> None:
+    def __init__(self, settings: ServeSettings, address: Any, directory: str) -> None:
         self._settings = settings.model_copy(update={"port": address[1]})
         self._address = address
         self._directory = directory
@@ -334,7 +343,7 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def _run_child(settings: ServeCommand, started: Connection) -> None:
+def _run_child(settings: ServeSettings, started: Connection) -> None:
     """Run the server of a child process until the parent exits. Send the facts to `started` when the server is listening."""
     os.setpgid(0, 0)
     set_up_logs(settings.server.log_level, settings.server.log_format)

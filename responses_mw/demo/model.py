@@ -13,10 +13,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import cycle, takewhile
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from .upstream import ChatRequest, Tool
+from .request import ChatRequest, Tool
 
 
 class Reply(NamedTuple):

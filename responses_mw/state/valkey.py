@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import IO
 
 from .client import Client
-from .connection import connect
 from .errors import EmbeddedFailed, StateUnavailable
 from .keeper import DieWithParent, stop
 
@@ -37,8 +36,8 @@ _SETTINGS = {"port": "0", "unixsocketperm": "700", "save": "", "appendfsync": "a
 
 
 @asynccontextmanager
-async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Start a Valkey process and yield a client for it. Stop Valkey on exit.
+async def running(data_dir: Path | None, connect: Callable[[str], Client]) -> AsyncIterator[Client]:
+    """Start a Valkey process and yield a client for it, which `connect` makes from a URL. Stop Valkey on exit.
 
     On Linux, Valkey is killed when the calling thread ends, even if this process is killed. Raises EmbeddedFailed if Valkey
     does not start, or if `data_dir` cannot be used.
@@ -47,7 +46,7 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
         process = _start(Path(name), data_dir, lock)
         try:
-            async with aclosing(connect(f"unix://{name}/socket", timeout=redis_timeout)) as client:
+            async with aclosing(connect(f"unix://{name}/socket")) as client:
                 await _ready(client, Path(name), lambda: process.poll() is None)
                 yield client
         finally:
@@ -55,14 +54,16 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
+async def shared(group: int, data_dir: Path | None, connect: Callable[[str], Client]) -> AsyncIterator[Client]:
     """Yield a client for the Valkey that the workers of one server share. Start Valkey if it is not running.
 
-    `group` is the server's process id. Raises EmbeddedFailed if Valkey does not start, or if a directory cannot be used.
+    `connect` makes the client from a URL. `group` is the server's process id.
+
+    Raises EmbeddedFailed if Valkey does not start, or if a directory cannot be used.
     """
     with ExitStack() as stack:
         folder = await _join(group, stack)
-        async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
+        async with aclosing(connect(f"unix://{folder / 'socket'}")) as client:
             with (folder / "start").open("w") as start:
                 await _lock(start, fcntl.LOCK_EX)
                 if not _is_kept(folder):

@@ -13,6 +13,11 @@ from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Item, Part, Tool
 from ..settings import SearchSettings, ToolSettings
 
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""Maximum size in bytes of a tool's output, and of the definitions of an MCP server's tools."""
+MAX_MCP_TOOLS = 512
+"""Maximum number of tools of an MCP server. The definitions of all tools are sent to the model in every turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:

@@ -10,8 +10,8 @@ from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
 from ..settings import ToolSettings
-from . import ServedFunction, ServerTool, ToolContext, ToolResult, cut
-from .mcp import MAX_OUTPUT_BYTES, SANDBOX_LABEL, check_installed, sandbox_server, target_of
+from . import MAX_OUTPUT_BYTES, ServedFunction, ServerTool, ToolContext, ToolResult, cut
+from .mcp import SANDBOX_LABEL, check_installed, sandbox_server, target_of
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult

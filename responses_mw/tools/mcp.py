@@ -23,7 +23,7 @@ from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, parse_arguments
 from ..protocol.types import Item, Tool
 from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
-from . import ServedFunction, ServerTool, ToolContext, ToolResult, failure
+from . import MAX_MCP_TOOLS, ServedFunction, ServerTool, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:
     from .mcp_session import MCPTarget
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
 """The label of the sandbox, unless an MCP server with this label is configured."""
-MAX_MCP_TOOLS = 512
-"""Maximum number of tools of an MCP server. The definitions of all tools are sent to the model in every turn."""
-MAX_OUTPUT_BYTES = 1024 * 1024
-"""Maximum size in bytes of a tool's output, and of the definitions of a server's tools."""
 
 _MAX_LABEL, _MAX_URL, _MAX_TEXT = 64, 2048, 16_384
 _MAX_NAMES = 1000

@@ -18,9 +18,8 @@ from pydantic import ValidationError
 
 from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
-from . import ToolResult, cut, failure
+from . import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES, ToolResult, cut, failure
 from .guarded_transport import HTTP_FAULT, UNREACHABLE
-from .mcp import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES
 from .mcp_session import MCPFailure, MCPSession, MCPTarget, open_session
 
 logger = logging.getLogger(__name__)

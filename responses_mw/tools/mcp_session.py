@@ -23,8 +23,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation, JSONRPCRequest
 
 from ..version import VERSION
+from . import MAX_OUTPUT_BYTES
 from .guarded_transport import SESSION_HEADER, UNREACHABLE, GuardedTransport
-from .mcp import MAX_OUTPUT_BYTES
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from responses_mw.demo.upstream import MODELS, Answer, RequestError, answer, parse
+from responses_mw.demo.request import MODELS, RequestError, parse
+from responses_mw.demo.upstream import Answer, answer
 
 TEXTS = st.one_of(
     st.text(),

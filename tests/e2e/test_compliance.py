@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import running
-from responses_mw.demo.upstream import MODELS, demo_upstream
+from responses_mw.demo.request import MODELS
+from responses_mw.demo.upstream import demo_upstream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
