@@ -29,7 +29,7 @@ _SCHEME = "rmw1"
 _NONCE_BYTES = 12
 
 
-class _Key(NamedTuple):
+class _SealingKey(NamedTuple):
     cipher: AESGCM
     signing: bytes
 
@@ -102,11 +102,11 @@ class Sealer:
         return f"{_SCHEME}.{key_id}.{base64.urlsafe_b64encode(mac).decode()}"
 
 
-def _derive(secret: str) -> tuple[str, _Key]:
+def _derive(secret: str) -> tuple[str, _SealingKey]:
     """Return the id of the keys that are derived from `secret`, and the keys."""
     sealing = HKDF(algorithm=SHA256(), length=36, salt=None, info=b"responses_mw sealing").derive(secret.encode())
     signing = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"responses_mw signing").derive(secret.encode())
-    return sealing[32:].hex(), _Key(AESGCM(sealing[:32]), signing)
+    return sealing[32:].hex(), _SealingKey(AESGCM(sealing[:32]), signing)
 
 
 def _associated(purpose: str, owner: str) -> bytes:

@@ -58,11 +58,11 @@ class APIError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-class _RequestError(APIError):
+class _ClientError(APIError):
     type = "invalid_request_error"
 
 
-class BadRequest(_RequestError):
+class BadRequest(_ClientError):
     status = 400
 
 
@@ -75,36 +75,36 @@ class TooLarge(BadRequest):
     default_code = "request_too_large"
 
 
-class Unauthorized(_RequestError):
+class Unauthorized(_ClientError):
     status = 401
     default_code = "invalid_api_key"
 
 
-class Forbidden(_RequestError):
+class Forbidden(_ClientError):
     status = 403
 
 
-class NotFound(_RequestError):
+class NotFound(_ClientError):
     status = 404
 
 
-class MethodNotAllowed(_RequestError):
+class MethodNotAllowed(_ClientError):
     status = 405
     default_code = "method_not_allowed"
 
 
-class RequestTimeout(_RequestError):
+class RequestTimeout(_ClientError):
     status = 408
     default_code = "request_timeout"
     default_headers: ClassVar = {"connection": "close"}  # where the next request would start is unknown
 
 
-class Conflict(_RequestError):
+class Conflict(_ClientError):
     status = 409
     default_headers: ClassVar = {"retry-after": "1"}
 
 
-class UpgradeRequired(_RequestError):
+class UpgradeRequired(_ClientError):
     status = 426
     default_code = "websocket_not_supported"
 

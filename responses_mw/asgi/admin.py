@@ -258,13 +258,13 @@ def _listener(host: str, port: int) -> socket.socket | None:
 async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
     import uvicorn
 
-    class Server(uvicorn.Server):
+    class AdminServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # signals are left to the server of the public port
 
     options: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "access_log": False, "server_header": False}
-    server = Server(uvicorn.Config(admin, timeout_graceful_shutdown=1, **options))
+    server = AdminServer(uvicorn.Config(admin, timeout_graceful_shutdown=1, **options))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

@@ -79,31 +79,31 @@ class TelemetryMiddleware:
         headers: list[HeaderSource] = []
         if self._traced:
             scope[_HEADERS] = headers = _initial_headers(request)
-        answer = _Answer(send, headers)
+        recorder = _ResponseRecorder(send, headers)
         active = {HTTP.METHOD: request.method, HTTP.SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
         span = start_http_span(request.method, scope) if self._traced and is_tracing() else None
         request.trace_id = trace_id(span) if span is not None else ""
         try:
             with activated(request), activated_span(span):
-                await self._app(scope, receive, answer.send)
+                await self._app(scope, receive, recorder.send)
         except Exception as error:
-            answer.fail(error)
+            recorder.fail(error)
             request.fail(error)
             raise
         finally:
             duration = time.perf_counter() - request.started
             ACTIVE_REQUESTS.add(-1, active)
-            if answer.is_stream:
+            if recorder.is_stream:
                 STREAMS_OPEN.add(-1)
-            status, request.has_left = answer.status or CLIENT_LEFT, not answer.is_over
+            status, request.has_left = recorder.status or CLIENT_LEFT, not recorder.is_over
             _measure(active, request, status, duration)
             if span is not None:
                 end_request_span(span, request, status)
             _report(request, status, duration)
 
 
-class _Answer:
+class _ResponseRecorder:
     """Sends an HTTP response, and records its `status` (0 before it starts). `is_over` is set when the response is complete."""
 
     __slots__ = ("_added", "_send", "is_over", "is_stream", "status")

@@ -33,7 +33,7 @@ from . import guard
 from .embeddings import MAX_TEXT_LENGTH, Embeddings
 from .entry import Entry, Key, Uncacheable, items_of, key_of, pack, unpack
 from .policy import Hit, Miss, Policy
-from .store import Entries, EntryPage, LookupResult, Redis
+from .store import Entries, EntryPage, LookupResult, RedisCommands
 
 if TYPE_CHECKING:
     from .vectors import Match, Scan
@@ -61,7 +61,7 @@ class Cache:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisCommands,
         embeddings: Embeddings | None,
         sealer: Sealer,
         settings: CacheSettings,

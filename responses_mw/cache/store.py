@@ -40,7 +40,7 @@ _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
 )
 
 
-class Redis(Protocol):
+class RedisCommands(Protocol):
     """The part of the state's client that the cache uses. Each call is one round trip, and raises `Unavailable` if it fails."""
 
     async def script(self, script: Any, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any: ...
@@ -109,7 +109,7 @@ class Entries:
     A *flight* is the lock of the request that makes an answer. Identical requests wait until it is released.
     """
 
-    def __init__(self, redis: Redis, settings: CacheSettings) -> None:
+    def __init__(self, redis: RedisCommands, settings: CacheSettings) -> None:
         self._redis = redis
         self._settings = settings
         self._registered: dict[str, float] = {}

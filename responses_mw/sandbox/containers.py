@@ -43,7 +43,7 @@ class SandboxError(Exception):
     """Raised if isolation is too weak, or if a container is unavailable or fails. Users of the sandbox see the message."""
 
 
-class _Reply(BaseModel):
+class _NotebookReply(BaseModel):
     model_config = ConfigDict(strict=True)
 
     nonce: str
@@ -259,7 +259,7 @@ class Container:
             stdout, stderr = (_printed(output, self.settings.output_bytes) for output in self._outputs)
             return self._outcome(stdout, stderr, reply, ended)
 
-    async def _execute(self, code: str) -> tuple[_Reply | None, str | None]:
+    async def _execute(self, code: str) -> tuple[_NotebookReply | None, str | None]:
         """Run a cell. Return its reply and the reason why the container ended. Each is None if there is none."""
         reply = None
         try:
@@ -279,7 +279,7 @@ class Container:
         self.cut()
         return reply, ended
 
-    async def _exchange(self, code: str) -> _Reply:
+    async def _exchange(self, code: str) -> _NotebookReply:
         assert self._writer is not None
         nonce = secrets.token_hex(16)
         request = json.dumps({"nonce": nonce, "code": code}).encode("ascii")
@@ -289,7 +289,7 @@ class Container:
         if size > _MAX_ESCAPE * 2 * self.settings.output_bytes + _FRAME_OVERHEAD:
             raise SandboxError("its reply was invalid (too long)")
         try:
-            reply = _Reply.model_validate_json(await self._reader.readexactly(size))
+            reply = _NotebookReply.model_validate_json(await self._reader.readexactly(size))
         except ValidationError:
             raise SandboxError("its reply was invalid (malformed)") from None
         if reply.nonce != nonce:
@@ -312,7 +312,7 @@ class Container:
             return "its process stopped answering"
         return report.decode("ascii") or _UNEXPLAINED
 
-    def _outcome(self, stdout: str, stderr: str, reply: _Reply | None, ended: str | None) -> PythonResult:
+    def _outcome(self, stdout: str, stderr: str, reply: _NotebookReply | None, ended: str | None) -> PythonResult:
         return PythonResult(
             container_id=self.id,
             stdout=stdout,

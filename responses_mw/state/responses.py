@@ -27,7 +27,7 @@ from .schema import (
     unpack_turns,
 )
 from .segments import Segments, resolve
-from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, Turn, page
+from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, StoredTurn, page
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Responses:
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
         # A conversation can change, but a chain must not. So a response that continues this one gets a copy of `seen`.
-        base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
+        base = StoredTurn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
     async def commit(

@@ -24,7 +24,7 @@ from ..ids import RANDOM_LENGTH, TAG_LENGTH
 from ..protocol.request.checks import memory
 from ..threads import MAX_INLINE_BYTES
 from .errors import Damaged, Missing, NewerRecord, OverBound
-from .values import Item, Turn
+from .values import Item, StoredTurn
 
 VERSION = 1
 """Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
@@ -241,7 +241,7 @@ def unpack_items(blobs: Sequence[bytes], max_memory: int) -> list[Item]:
         raise Damaged("value") from None
 
 
-def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[Turn]:
+def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[StoredTurn]:
     """Decode stored turns. Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
 
     Raises OverBound if the turns take more than `max_memory` bytes of memory.
@@ -254,7 +254,7 @@ def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[Turn]:
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
-            Turn(turn_owner(turn), value["input"], value["output"], len(text), size)
+            StoredTurn(turn_owner(turn), value["input"], value["output"], len(text), size)
             for turn, text, (value, size) in zip(turns, texts, _measured(values, texts, max_memory), strict=True)
         ]
     except _NO_JSON:

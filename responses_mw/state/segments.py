@@ -16,7 +16,7 @@ from ..threads import by_size
 from .client import Call, Client
 from .errors import Missing, OverBound
 from .schema import Address, conversation_key, item_address, json_size, reading, turn_owner, unpack, unpack_turns
-from .values import Item, Pointer, Turn
+from .values import Item, Pointer, StoredTurn
 
 [_RESOLVE] = load("state", "resolve")
 
@@ -34,7 +34,7 @@ class _Known:
 
     read_at: float = 0.0
     size: int = 0
-    segments: dict[str, list[Turn]] = field(default_factory=dict)
+    segments: dict[str, list[StoredTurn]] = field(default_factory=dict)
 
 
 class Segments:
@@ -51,7 +51,7 @@ class Segments:
         self._size = 0
         self._recent: dict[str, _Known] = {}  # conversations by tag, with the most recently read one last
 
-    async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
+    async def turns(self, address: Address, pointer: Pointer) -> list[StoredTurn]:
         """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost. The turns must not be changed.
 
         Raises OverBound if they take too much memory.
@@ -76,14 +76,14 @@ class Segments:
             self._size -= known.size
 
     async def _read(
-        self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
-    ) -> list[list[Turn]] | None:
+        self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[StoredTurn]]
+    ) -> list[list[StoredTurn]] | None:
         """Return the turns of each segment, or None if a segment is too short or its cached `beginnings` are outdated."""
         parts = [(name, max(len(known) - 1, 0), length) for (name, length), known in zip(ranges, beginnings, strict=True)]
         replies = await self._client.pipeline(
             [("LRANGE", address.segment(name), start, length - 1) for name, start, length in parts]
         )
-        found, left = list[list[Turn]](), self._max_memory
+        found, left = list[list[StoredTurn]](), self._max_memory
         for (_, start, length), turns, blobs in zip(parts, beginnings, replies, strict=True):
             if len(blobs) != length - start or (turns and turn_owner(blobs[0]) != turns[-1].owner):
                 return None
@@ -95,7 +95,7 @@ class Segments:
             found.append(turns + decoded)
         return found
 
-    def _keep(self, tag: str, segments: dict[str, list[Turn]]) -> None:
+    def _keep(self, tag: str, segments: dict[str, list[StoredTurn]]) -> None:
         known = self._recent.pop(tag, None) or _Known()
         self._recent[tag] = known
         known.read_at = time.monotonic()

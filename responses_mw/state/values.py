@@ -55,7 +55,7 @@ class Pointer(NamedTuple):
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
 
-class Turn(NamedTuple):
+class StoredTurn(NamedTuple):
     """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON.
 
     `memory` estimates the bytes that the decoded turn takes.
@@ -82,7 +82,7 @@ class Chain:
     tag: str
     items: list[Item]
     parent: Pointer | None = None
-    turns: Sequence[Turn] = ()
+    turns: Sequence[StoredTurn] = ()
     size: int = 0
     conversation: str | None = None
     seen: int = 0

@@ -146,7 +146,7 @@ def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
     As in vLLM, system and developer messages are ignored, because only the request's own instructions apply. Raises
     `BadRequest` if a message is invalid, or if there are more than `max_items` messages or items.
     """
-    history = _History()
+    history = _PreviousMessages()
     for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):
         path = f"{_PREVIOUS}[{index}]"
         history.add(checks.mapping(one, path), path)
@@ -154,7 +154,7 @@ def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
     return history.items
 
 
-class _History:
+class _PreviousMessages:
     def __init__(self) -> None:
         self.items: list[Item] = []
         # Calls under the keys ("id", <id>) and ("name", <name>), and all calls under (). A queue may begin with finished calls.
