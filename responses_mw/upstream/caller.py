@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -26,6 +27,7 @@ import orjson
 
 from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
+from .errors import from_transport
 
 REFUSALS = frozenset({401, 403})
 """Statuses of responses that refuse a credential."""
@@ -67,6 +69,8 @@ class Caller:
 ACCEPTED_FOR = 30.0
 """Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
+CHECK_TIMEOUT = 10.0
+"""Timeout in seconds of a request that needs no model. Reads and cancels must not wait for `upstream.timeout`."""
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""
@@ -134,12 +138,12 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        listed = await self._ask("GET", "/v1/models", caller, b"")
+        listed = await self._ask_quickly("GET", "/v1/models", caller, b"")
         models = _listed(listed)
         if listed.status_code >= 300 and listed.status_code not in _INCONCLUSIVE:
             raise await self._refusal(listed, caller)
         if models is not None:
-            answer = await self._ask("POST", self._chat_path, caller, b"{}")
+            answer = await self._ask_quickly("POST", self._chat_path, caller, b"{}")
             if answer.status_code < 300 or answer.status_code in _INVALID:
                 return
             if answer.status_code in REFUSALS:
@@ -150,6 +154,13 @@ class Verification:
             if not models:  # the upstream's message may quote the model, which another caller chose
                 refusal.message = f"The upstream answered the check of the credential with status {answer.status_code}."
             raise refusal
+
+    async def _ask_quickly(self, method: str, path: str, caller: Caller, content: bytes) -> httpx.Response:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT):
+                return await self._ask(method, path, caller, content)
+        except TimeoutError as error:
+            raise from_transport(error) from error
 
     def _smallest(self, models: list[Any] | None) -> dict[str, Any]:
         model = models[0].get("id") if models and isinstance(models[0], dict) else self._model

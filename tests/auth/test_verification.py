@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.errors import Unauthorized, UpstreamError
+from responses_mw.errors import Unauthorized, UpstreamError, UpstreamTimeout
 from responses_mw.upstream import Caller, Standing, Upstream
 from responses_mw.upstream import caller as caller_module
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
-from tests.support.scripted import Answer, Asked, ScriptedUpstream, completion, error, json_answer
+from tests.support.scripted import Answer, Asked, ScriptedUpstream, Signal, completion, error, json_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +101,20 @@ async def test_what_chats_at_no_path_lets_nobody_in() -> None:
     with pytest.raises(UpstreamError) as raised:
         await before(failing("/v1/chat/completions", 404)).verify(caller())
     assert raised.value.status == 502
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_an_upstream_that_hangs_does_not_hold_the_check(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Knowing("public")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == path:
+            await Signal().wait(None)
+        await server(scope, receive, send)
+
+    monkeypatch.setattr(caller_module, "CHECK_TIMEOUT", 0.1)
+    with pytest.raises(UpstreamTimeout):
+        await before(app).verify(caller())
 
 
 async def test_a_credential_is_more_than_the_authorization() -> None:
