@@ -18,6 +18,7 @@ from .schema import (
     Address,
     check_version,
     item_blobs,
+    json_size,
     pack,
     pack_turn,
     reading,
@@ -76,14 +77,16 @@ class Responses:
             raise Missing("Response", response_id)
         version, status, document, turn, job, lost = reply
         check_version(version)
-        if job is not None:  # the response has not ended
-            with reading("response"):
-                return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
-        made = unpack_turns([turn])[0] if turn is not None else None
-        if made is None or made.owner != address.random:
-            raise Missing("Response", response_id)
         with reading("response"):
-            return Stored({**unpack(document), "output": made.output}, made.input)
+            head = await by_size(json_size(document), unpack, document)
+            if job is not None:  # the response has not ended
+                request = await by_size(json_size(job), unpack, job)
+                return Stored({**head, "status": status.decode(), "output": []}, request["input"], bool(lost))
+            if turn is not None:
+                [made] = await by_size(json_size(turn, RANDOM_LENGTH), unpack_turns, [turn])
+                if made.owner == address.random:
+                    return Stored({**head, "output": made.output}, made.input)
+        raise Missing("Response", response_id)
 
     async def input_items(
         self,
