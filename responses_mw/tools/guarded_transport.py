@@ -35,6 +35,8 @@ _MAX_ADDRESSES = 8
 _MAX_CONNECTIONS = 100
 MAX_VALUES = 100_000
 """Maximum number of JSON values in a response or stream. The SDK may block the event loop for 10 microseconds per value."""
+MAX_STREAMS = 100
+"""Maximum number of GET requests of a session. The SDK opens a stream again when the server closes it, even immediately."""
 _LINE_END = re.compile(rb"[\r\n]")
 # An attacker's name servers can delay lookups for many seconds. Lookups of operators' hosts must not wait for these threads.
 _RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="resolver")
@@ -133,6 +135,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """The session id that the server assigned, or None."""
         self._allow_private = allow_private
         self._max_bytes = max_bytes
+        self._streams_left = MAX_STREAMS
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=system_tls(),
             max_connections=_MAX_CONNECTIONS,
@@ -141,6 +144,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            self._streams_left -= 1
+            if self._streams_left < 0:
+                return _fault(UNREACHABLE, "it closed too many streams")
         try:
             received = await self._send(request)
         except _FAULTS as error:

@@ -279,6 +279,16 @@ async def test_a_body_of_too_many_values_is_not_read(
     assert response.content == read
 
 
+async def test_a_server_that_closes_its_streams_is_asked_for_only_so_many(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_transport, "MAX_STREAMS", 2)
+    url = serve(answering(200, b"retry: 0\n\n", [(b"content-type", b"text/event-stream")]))
+    async with httpx2.AsyncClient(transport=GuardedTransport(1000, allow_private=True), trust_env=False) as client:
+        assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 502]
+        assert (await client.post(url)).status_code == 200
+
+
 async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:
     """The handshake asks for the name of the URL, not for the address that it is sent to."""
     asked: list[str | None] = []
