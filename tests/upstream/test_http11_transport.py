@@ -579,6 +579,8 @@ async def test_a_head_that_breaks_off_is_an_error(transport: NetworkTransport, a
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5, 6\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 099 Early\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 600 Late\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
     ],
 )

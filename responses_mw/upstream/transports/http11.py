@@ -145,8 +145,7 @@ def _chunk(data: bytes) -> bytes:
 class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     """One request and its response.
 
-    Each iteration step yields all data of the response body that has arrived since the previous step. The `on_*` methods are
-    the parser's callbacks.
+    Each iteration step yields all data of the response body that has arrived since the previous step.
     """
 
     def __init__(self, connection: PooledConnection) -> None:
@@ -335,6 +334,8 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ValueError("invalid status code")
         if status < 200:
             self._headers.clear()
             return
