@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from responses_mw.errors import UpstreamError
+from responses_mw.ids import RunIds
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
@@ -18,12 +19,13 @@ from tests.support.replay import check
 PLAIN = ResponseOptions()
 
 
-class CountedIds:
+class CountedIds(RunIds):
     def __init__(self, used: int = 0) -> None:
-        self._count = count(used)
+        super().__init__()
+        self._counter = count(used)
 
     def item(self, prefix: str) -> str:
-        return f"{prefix}_{next(self._count)}"
+        return f"{prefix}_{next(self._counter)}"
 
 
 def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, **request: Any) -> Assembler:

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import UpstreamError
+from ...ids import RunIds
 from ..chat.chunks import Text, choices_of, text_of_parts
 from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..types import Chunk, Document
-from .builder import IdSource, ResponseOptions
+from .builder import ResponseOptions
 from .document import UsageSum
 from .events import CALL_TEXTS, OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
 from .items import ItemBuilder, OpenCall
@@ -35,7 +36,7 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 class Assembler(ItemBuilder):
     """Builds one response from the chat chunks of its turns."""
 
-    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+    def __init__(self, document: Document, ids: RunIds, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)
         self._usage = UsageSum()
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT

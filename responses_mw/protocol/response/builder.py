@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from ...ids import RunIds
 from ..chat.chunks import Text
 from ..chat.tool_calls import ToolCall
 from ..parts import reasoning_text
@@ -37,14 +38,6 @@ class ResponseOptions:
     """Encrypts the text of a reasoning item as its `encrypted_content`. None if the request does not ask for encryption."""
 
 
-class IdSource(Protocol):
-    """Interface of a generator of item ids. `responses_mw.ids.RunIds` implements it."""
-
-    def item(self, prefix: str) -> str:
-        """Return a new item id that begins with `prefix` and an underscore."""
-        ...
-
-
 class ResponseBuilder(ABC):
     """Builds a response from the answers of the upstream. Methods return the events that they emit, in order.
 
@@ -58,7 +51,7 @@ class ResponseBuilder(ABC):
     sources: Sequence[Source] = ()  # the sources that the answer may cite
     turn_begins_at: int = 0  # number of items before the current turn
 
-    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+    def __init__(self, document: Document, ids: RunIds, options: ResponseOptions) -> None:
         """`document` is the newly created response. It is updated in place, and available as `response`."""
         self.response = document
         self._ids = ids

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...ids import RunIds
 from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
 from ..types import Document, Item
-from .builder import IdSource, ResponseBuilder, ResponseOptions
+from .builder import ResponseBuilder, ResponseOptions
 from .document import shown
 from .events import CALL_TEXTS, DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done, ending
 from .text import OpenText
@@ -158,7 +159,7 @@ class OpenCall:
 class ItemBuilder(ResponseBuilder):
     """Builds a response in which at most one item is open. The open item is the text or call that is being received."""
 
-    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+    def __init__(self, document: Document, ids: RunIds, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)
         self._open: OpenText | OpenCall | None = None
         self._forms: Mapping[str, CallForm] = {}

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
+from ...ids import RunIds
 from ..chat.chunks import Text
 from ..request import checks
 from ..request.checks import malformed
@@ -26,7 +27,7 @@ from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Tool
-from .builder import IdSource, ResponseBuilder, ResponseOptions
+from .builder import ResponseBuilder, ResponseOptions
 from .document import add_usage, usage_of_responses
 from .events import (
     ADDED,
@@ -68,7 +69,7 @@ class ResponsesPassthrough(ResponseBuilder):
     """
 
     def __init__(
-        self, document: Document, ids: IdSource, echo: Callable[[Iterable[Tool]], list[Tool]], options: ResponseOptions
+        self, document: Document, ids: RunIds, echo: Callable[[Iterable[Tool]], list[Tool]], options: ResponseOptions
     ) -> None:
         """`echo` removes secrets from the tools in the response. `options.include` is ignored, as the upstream applies it."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
