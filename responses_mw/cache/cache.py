@@ -56,7 +56,7 @@ class Cache:
     """The cache of all owners. If `embeddings` is None, there are no semantic hits.
 
     `deployment` identifies everything besides the request that affects an answer. `memory_bytes` limits the memory for vectors
-    and records in this process.
+    in this process.
     """
 
     def __init__(

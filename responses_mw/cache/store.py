@@ -55,25 +55,23 @@ class EntryPage:
     """Entries that were added to a partition after entry number `after`.
 
     Each of `entries` is an id, a number and bytes: `<expiry (ms)>:<vector>`. They are empty if it has no vector in `space`.
-    `last` is the number of the shard's newest entry. `removals` changes when an entry is removed together with its response.
-    If the page is `full`, there may be more entries.
+    `last` is the number of the shard's newest entry. If the page is `full`, there may be more entries.
     """
 
     space: str
     after: int
     generation: str
     last: int
-    removals: str
     entries: list[tuple[str, int, bytes]]
     full: bool
 
     @classmethod
     def parse(cls, space: str, after: int, limit: int, generation: bytes, reply: list[bytes]) -> EntryPage:
         """Parse the `reply` of `since` in `lua/lib.lua`."""
-        last, removals, *rest = reply
+        last, *rest = reply
         entries = [(id_.decode(), int(at), kept) for id_, at, kept in zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
         is_full = len(entries) >= limit
-        return cls(space, after, generation.decode(), int(last), removals.decode(), entries, is_full)
+        return cls(space, after, generation.decode(), int(last), entries, is_full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ class Entries:
 
     async def forget(self, owner: str, response: str) -> bool:
         """Remove the entry made from a response of `owner`. Return whether there was an entry."""
-        return any(await self._each_shard(_FORGET, owner, response, _GENERATION_TTL_MS))
+        return any(await self._each_shard(_FORGET, owner, response))
 
     async def purge(self, owner: str | None = None) -> int:
         """Remove the entries of `owner`, or of all owners if `owner` is None. Return the number of removed entries."""

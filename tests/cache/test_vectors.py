@@ -211,9 +211,7 @@ async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 0.999), st.integers(1, 5), st.floats(0, 3))
-def test_long_vectors_are_found_as_by_comparing_with_all_though_few_are_compared_whole(
-    seed: int, threshold: float, count: int, spread: float
-) -> None:
+def test_long_vectors_are_found_as_by_comparing_with_all(seed: int, threshold: float, count: int, spread: float) -> None:
     random = np.random.default_rng(seed)
     centre = random.normal(size=500)
     vectors = [unit_vector(centre + spread * random.normal(size=500)) for _ in range(30)]

@@ -14,7 +14,7 @@ local members = prefix .. 'p:' .. new.partition
 local now = now_ms()
 
 local function add()
-  redis.call('ZADD', members, next_number('n'), new.id)
+  redis.call('ZADD', members, next_number(), new.id)
   redis.call('SET', prefix .. 'b:' .. new.id, generation() .. ':' .. ARGV[2], 'PX', new.ttl)
   redis.call('ZADD', prefix .. 'i', now + new.ttl, new.id)
   redis.call('HSET', prefix .. 'e', new.id, table.concat({size, new.partition, new.response, new.space}, '|'))

@@ -9,7 +9,6 @@
 --   t                 hash: bytes in total ('all') and by partition
 --   r                 hash: response id -> entry id
 --   n                 number of the newest entry
---   x                 removal counter: incremented when an entry is removed because its response was deleted
 --   p:<part>          zset: ids of a partition by their number
 --   v:<part>:<space>  hash: id -> expiry, colon, vector
 -- Every script can safely be repeated.
@@ -34,21 +33,21 @@ local function read(id)
   return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
 end
 
--- Increment a counter that starts at the current time in ms, so that no number is used twice even if the counter was lost.
-local function next_number(name)
-  redis.call('SET', prefix .. name, now_ms(), 'NX')
-  return redis.call('INCR', prefix .. name)
+-- Return the number of a new entry. Numbers start at the current time in ms, so that none is used twice even if 'n' was lost.
+local function next_number()
+  redis.call('SET', prefix .. 'n', now_ms(), 'NX')
+  return redis.call('INCR', prefix .. 'n')
 end
 
 local function count(field, bytes)
   if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
 end
 
--- Return the number of the newest entry, the removal counter, and up to 'limit' entries of a partition with a number above 'after'.
+-- Return the number of the newest entry, and up to 'limit' entries of a partition with a number above 'after'.
 -- Each entry is an id, a number, and an expiry with a vector, or '' if the entry has no vector.
 local function since(partition, space, after, limit)
   local found = redis.call('ZRANGE', prefix .. 'p:' .. partition, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
-  local answer = {redis.call('GET', prefix .. 'n') or '0', redis.call('GET', prefix .. 'x') or '0'}
+  local answer = {redis.call('GET', prefix .. 'n') or '0'}
   local ids = {}
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == 0 then return answer end
