@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from ..errors import UpstreamError
 from .response.events import Event
 
 DONE = b"[DONE]"
@@ -22,10 +23,6 @@ KEEP_ALIVE = b": keep-alive\n\n"
 MAX_FRAME = 64 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
-
-
-class FrameTooLong(ValueError):
-    """An unfinished frame exceeds `MAX_FRAME` bytes."""
 
 
 class SSEDecoder:
@@ -44,7 +41,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the frames that a network read completes. Raises `FrameTooLong` if the next frame is too long."""
+        """Return the data of the frames that a network read completes. Raises `UpstreamError` if the next is too long."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
@@ -70,7 +67,7 @@ class SSEDecoder:
         self._pending.append(data)
         self._size += len(data)
         if self._size > MAX_FRAME:
-            raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
+            raise UpstreamError(f"The upstream sent a frame of more than {MAX_FRAME} bytes.")
 
     def _take_pending(self, data: bytes) -> bytes:
         whole = b"".join([*self._pending, data])

@@ -15,7 +15,7 @@ from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
 from ..protocol.request.checks import has_more_values, loads
 from ..protocol.response.events import TERMINAL
-from ..protocol.sse import DONE, FrameTooLong, SSEDecoder
+from ..protocol.sse import DONE, SSEDecoder
 from ..protocol.types import Chunk
 from .errors import from_frame, is_error
 
@@ -161,10 +161,7 @@ class ChatStream:
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
-        try:
-            chunks = self._decoded(self._decoder.feed(data) if data else self._decoder.flush())
-        except FrameTooLong as error:
-            raise UpstreamError(f"The upstream sent {error}.") from error
+        chunks = self._decoded(self._decoder.feed(data) if data else self._decoder.flush())
         if not data:
             self._is_over = True
             if isinstance(self._fault, _NotJSON):  # the last frame is incomplete

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from responses_mw.errors import UpstreamError
 from responses_mw.protocol import sse
-from responses_mw.protocol.sse import FrameTooLong, SSEDecoder
+from responses_mw.protocol.sse import SSEDecoder
 
 
 def decode(*reads: bytes) -> list[bytes]:
@@ -96,7 +97,7 @@ def test_a_frame_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sse, "MAX_FRAME", 10)
     decoder = SSEDecoder()
     assert decoder.feed(b"data: " + b"x" * 20 + b"\n\n") == [b"x" * 20]
-    with pytest.raises(FrameTooLong, match="10 bytes"):
+    with pytest.raises(UpstreamError, match="10 bytes"):
         decoder.feed(b"data: 12345")
 
 
