@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import orjson
 
 from ..auth import Gate
-from ..errors import APIError, BadRequest, NotFound, NotSupported
+from ..errors import APIError, BadRequest, NotSupported
 from ..ids import RunIds, random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import ID_PREFIXES
 from ..protocol.types import Document, Item
-from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateFull, StateUnavailable
+from ..state import Batch, Chain, Missing, OverBound, OverQuota, State, StateFull, StateUnavailable
 from ..telemetry.context import annotate
 from ..threads import by_size
 
@@ -126,7 +126,7 @@ class History:
 
         If `gate` rejects the caller, or if storing fails, the document's `store` becomes false.
 
-        Raises `NotFound` if the response was deleted during its run. Raises `StateUnavailable`, `OverBound` or `OverQuota` if
+        Raises `Deleted` if the response was deleted during its run. Raises `StateUnavailable`, `OverBound` or `OverQuota` if
         storing fails and is `required`.
         """
         if not document["store"] or self._state is None:
@@ -141,8 +141,6 @@ class History:
             return
         try:
             await commit(self._state, context, document)
-        except Deleted as error:
-            raise NotFound(error.message) from None
         except (StateUnavailable, OverBound, OverQuota) as error:
             document["store"] = False
             annotate(unstored=error.unstored)
