@@ -213,7 +213,7 @@ class Run:
         """Mark the document as failed. An error other than `APIError` is logged, and its details are hidden from the client."""
         self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
-            self.assembler.fail(*as_response_error(error))
+            self.assembler.fail(**as_response_error(error))
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")

@@ -90,8 +90,7 @@ class JobRunner:
                 await write_end(self._state, Taken("lost", job))
                 return
             if not await self._retry(claimed, error, None):
-                code, message = as_response_error(error)
-                document = await write_output(self._state, job, {"code": code, "message": message})
+                document = await write_output(self._state, job, as_response_error(error))
                 end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
@@ -245,11 +244,9 @@ class JobRunner:
             return False
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
-        code, message = as_response_error(error)
+        shown = as_response_error(error)
         # A run that was interrupted is treated as an attempt, because the request itself may crash the upstream.
-        if await self._state.jobs.retry(
-            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
-        ):
+        if await self._state.jobs.retry(job, shown, seconds=self._retry_timeout, is_attempt=is_broken):
             pause = min(left, retry_delay(job.retries, error))
             await self._state.queue.renew([job.response_id], pause)
             JOBS_RETRIED.add(1, {"reason": why})

@@ -223,13 +223,17 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     return failure
 
 
-def as_response_error(error: APIError) -> tuple[str, str]:
-    """Return the code and message of `response.error` for a run that failed after its stream had begun."""
+def as_response_error(error: APIError) -> dict[str, str]:
+    """Return the `error` of a response whose run failed after its stream had begun."""
+    return {"code": _response_code(error), "message": error.message}
+
+
+def _response_code(error: APIError) -> str:
     if error.code is not None and (error.code in ERROR_CODES or error.code == CONTEXT_LENGTH):
-        return error.code, error.message
+        return error.code
     if not isinstance(error, UpstreamError | BadRequest):
-        return "server_error", error.message
+        return "server_error"
     if error.status == 429:
-        return "rate_limit_exceeded", error.message
+        return "rate_limit_exceeded"
     is_callers = 400 <= error.status < 500 and error.status not in (401, 424)  # 424: a tool's server
-    return "invalid_prompt" if is_callers else "server_error", error.message
+    return "invalid_prompt" if is_callers else "server_error"

@@ -165,7 +165,7 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
 def test_a_prompt_that_is_too_long_is_told_alike(said: dict[str, Any]) -> None:
     fault = from_status(400, orjson.dumps(said), httpx.Headers())
     assert (fault.status, fault.code) == (400, "context_length_exceeded")
-    assert as_response_error(fault)[0] == "context_length_exceeded"
+    assert as_response_error(fault)["code"] == "context_length_exceeded"
 
 
 async def test_unknown_fields_that_go_to_the_upstream_are_named_in_a_header(ours: Ours, upstream: ScriptedUpstream) -> None:
@@ -208,17 +208,17 @@ async def test_a_stream_whose_prompt_turns_out_to_be_too_long_ends_with_the_code
 
 def test_codes_are_those_of_the_reference() -> None:
     fault = from_status(400, orjson.dumps({"error": {"message": "no", "code": "invalid_base64"}}), httpx.Headers())
-    assert fault.code == as_response_error(fault)[0] == "invalid_base64_image"
+    assert fault.code == as_response_error(fault)["code"] == "invalid_base64_image"
     known = get_args(ResponseError.model_fields["code"].annotation)
     for status, code in ((400, "spells"), (401, None), (404, None), (429, None), (500, "spells"), (502, None)):
         fault = from_status(status, orjson.dumps({"error": {"message": "no", "code": code}}), httpx.Headers())
-        assert as_response_error(fault)[0] in known
+        assert as_response_error(fault)["code"] in known
     assert set(known) > ERROR_CODES
 
 
 def test_the_server_of_a_tool_that_is_away_is_not_the_prompts_fault() -> None:
     fault = UpstreamError("MCP server 'weather': it cannot be reached.", status=424, code="external_connector_error")
-    assert as_response_error(fault)[0] == "server_error"
+    assert as_response_error(fault)["code"] == "server_error"
 
 
 def test_what_bedrock_puts_in_json_into_the_message_is_read() -> None:
