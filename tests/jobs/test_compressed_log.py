@@ -11,7 +11,7 @@ import orjson
 import pytest
 import redis
 
-from responses_mw.jobs import follower
+from responses_mw.jobs import service
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
@@ -106,7 +106,7 @@ async def test_a_page_of_a_compressed_log_is_limited_in_size(state: State) -> No
 
 
 async def test_a_stream_of_a_compressed_log_waits_for_no_check(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "POLL", 1000.0)
+    monkeypatch.setattr(service, "POLL", 1000.0)
     job = await finished(state, 8000)
     assert await state.jobs.compress(job.response_id)
     async with following(state) as followers, asyncio.timeout(20):

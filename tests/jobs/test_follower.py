@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from responses_mw.jobs import follower
-from responses_mw.jobs.follower import Followers
+from responses_mw.crypto import Sealer
+from responses_mw.jobs import JobService, service
 from responses_mw.protocol import sse
+from responses_mw.settings import JobSettings, RedisSettings
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import PAGE
 from tests.jobs.test_records import append, batch, create, document, end, taken
@@ -28,18 +28,16 @@ async def state(redis_url: str) -> AsyncIterator[State]:
     await state.aclose()
 
 
-@asynccontextmanager
-async def following(state: State, **options: Any) -> AsyncIterator[Followers]:
-    async def settle(_: str) -> None:
+class Following(JobService):
+    async def settle(self, response_id: str) -> None:
         """Nobody is lost."""
 
-    followers = Followers(state, **options)
-    running = asyncio.create_task(followers.run(settle))
-    try:
+
+@asynccontextmanager
+async def following(state: State) -> AsyncIterator[JobService]:
+    async with aclosing(Following(state, Sealer(), JobSettings(), RedisSettings())) as followers:
+        followers.start()
         yield followers
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
@@ -141,13 +139,14 @@ async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State)
             await ending
 
 
-async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: Path) -> None:
+async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "PATIENCE", 0.2)
     server = Server(tmp_path)
     server.start()
     state = State(connect(server.url, timeout=0.5))
     try:
         job = await taken(state, await create(state))
-        async with following(state, patience=0.2) as followers:
+        async with following(state) as followers:
             stream = followers.follow(job.document, -1)
             assert (await anext(stream)).last == 1
             server.kill()
@@ -158,7 +157,7 @@ async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: P
 
 
 async def test_a_long_log_is_read_without_waiting_for_news(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "POLL", 3600.0)
+    monkeypatch.setattr(service, "POLL", 3600.0)
     job = await taken(state, await create(state))
     for number in range(2, 3 * PAGE):
         await append(state, job, batch(number, number))
