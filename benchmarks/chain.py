@@ -1,8 +1,7 @@
 """Measure long chains in a Valkey on loopback: reads of 10 and 500 turns of 2 kB, and forks (`python -m benchmarks.chain`).
 
-A cold read is made by a process that has never read the chain. A warm read is made by a process that read the chain before its
-newest turn was added. The lower bound for both is the time of the bare command that returns the same bytes, plus the time to
-decode their JSON in one piece. The texts are made from a thousand random words with the lengths of English words. They compress
+The lower bound of a read is the time of the bare command that returns the same bytes, plus the time to decode their JSON in one
+piece. The texts are made from a thousand random words with the lengths of English words. They compress
 to a third of their size.
 """
 
@@ -18,7 +17,7 @@ import orjson
 import uvloop
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
-from responses_mw.state import Chain, Client, State, StateOptions, connect, embedded
+from responses_mw.state import Chain, State, connect, embedded
 from responses_mw.state.schema import response_address
 
 from .processes import free_port
@@ -52,20 +51,16 @@ async def _ms(call: Callable[[], Awaitable[object]]) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-async def _reads(client: Client, tips: list[str]) -> dict[str, float]:
+async def _reads(state: State, tips: list[str]) -> dict[str, float]:
     """Return the median time of each kind of read in ms. The kinds alternate, so changes on the machine affect all equally."""
-    cold = State(client, StateOptions(recent_bytes=0))
     address = response_address(tips[0])
     command = ("LRANGE", address.segment(address.random), 0, TURNS - 1)
-    times: dict[str, list[float]] = {name: [] for name in ("short", "cold", "warm", "bytes", "json")}
+    times: dict[str, list[float]] = {name: [] for name in ("short", "long", "bytes", "json")}
     for _ in range(REPEATS):
-        times["short"].append(await _ms(lambda: cold.responses.chain(tips[SHORT - 1], OWNER)))
-        times["cold"].append(await _ms(lambda: cold.responses.chain(tips[-1], OWNER)))
-        warm = State(client)
-        await warm.responses.chain(tips[-2], OWNER)
-        times["warm"].append(await _ms(lambda state=warm: state.responses.chain(tips[-1], OWNER)))  # type: ignore[misc]
+        times["short"].append(await _ms(lambda: state.responses.chain(tips[SHORT - 1], OWNER)))
+        times["long"].append(await _ms(lambda: state.responses.chain(tips[-1], OWNER)))
         begun = time.perf_counter()
-        (turns,) = await client.pipeline([command])
+        (turns,) = await state.client.pipeline([command])
         fetched = time.perf_counter()
         times["bytes"].append((fetched - begun) * 1000)
         text = b"[%b]" % b",".join([turn[RANDOM_LENGTH + 1 :] for turn in turns])
@@ -91,11 +86,10 @@ async def main() -> None:
         tips: list[str] = []
         for _ in range(TURNS):
             tips.append(await _turn(state, tips[-1] if tips else None))
-        ms = await _reads(client, tips)
+        ms = await _reads(state, tips)
         print(f"medians of {REPEATS} reads on loopback; each turn has 2 kB")
-        print(f"{SHORT} turns, cold:  {ms['short']:.2f} ms")
-        print(f"{TURNS} turns, warm: {ms['warm']:.2f} ms: {ms['warm'] - ms['short']:+.2f} (at most 1)")
-        print(f"{TURNS} turns, cold: {ms['cold']:.2f} ms: {ms['cold'] - ms['short']:+.2f}")
+        print(f"{SHORT} turns: {ms['short']:.2f} ms")
+        print(f"{TURNS} turns: {ms['long']:.2f} ms")
         floor = ms["bytes"] + ms["json"]
         print(f"  the bare command {ms['bytes']:.2f} ms, decoding in one piece {ms['json']:.2f} ms: lower bound {floor:.2f} ms")
         forks = await _fork_bytes(state, tips[TURNS // 2])

@@ -108,7 +108,6 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             ttl_seconds=settings.state.ttl,
             response_bytes=settings.limits.max_request_bytes,
             chain_bytes=2 * settings.limits.max_request_bytes,
-            recent_bytes=settings.limits.memory_bytes // 4,
             owner_bytes=settings.limits.stored_bytes,
             patience=COMMIT_TIMEOUTS * settings.redis.timeout,
         )

@@ -347,6 +347,5 @@ class LimitSettings(Group):
         256 * 1024**2,
         gt=0,
         description="maximum memory of this process for each of: large request bodies being received; WebSocket messages being "
-        "received; unstored WebSocket responses (a quarter per owner); vectors of the semantic cache. Recently read histories "
-        "may use a quarter of it",
+        "received; unstored WebSocket responses (a quarter per owner); vectors of the semantic cache",
     )

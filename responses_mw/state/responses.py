@@ -27,7 +27,7 @@ from .schema import (
     unpack,
     unpack_turns,
 )
-from .segments import Segments, resolve
+from .segments import read_turns, resolve
 from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, StoredTurn, page
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
@@ -56,7 +56,6 @@ class Responses:
         self._writer = writer
         self._options = options
         self._ttl = options.ttl_seconds * 1000
-        self._segments = Segments(client, recent_bytes=options.recent_bytes, max_memory=options.chain_memory)
 
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
@@ -155,7 +154,7 @@ class Responses:
             seen = found or []
         with reading("response"):
             parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
-        turns = await self._segments.turns(address, parent)
+        turns = await read_turns(self._client, address, parent, max_memory=self._options.chain_memory)
         if not turns or turns[-1].owner != address.random:
             raise Missing("Response", response_id)
         items = [item for turn in turns for part in (turn.input, turn.output) for item in part]
@@ -259,5 +258,4 @@ class Responses:
         args: Args = [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""]
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)
         check_answer(answer, "Response", response_id)
-        self._segments.forget(address.tag)
         await self._writer.quota.settle(owner, address.tag, report)

@@ -236,7 +236,7 @@ def unpack_items(blobs: Sequence[bytes], max_memory: int) -> list[Item]:
     """Decode stored items. Raises the errors of `unpack`, or OverBound if the items take more than `max_memory` bytes."""
     try:
         texts = [_text(blob, 0) for blob in blobs]
-        return [item for item, _ in _measured(map(orjson.loads, texts), texts, max_memory)]
+        return list(_bounded(map(orjson.loads, texts), texts, max_memory))
     except _NO_JSON:
         raise Damaged("value") from None
 
@@ -254,21 +254,20 @@ def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[Stored
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
-            StoredTurn(turn_owner(turn), value["input"], value["output"], len(text), size)
-            for turn, text, (value, size) in zip(turns, texts, _measured(values, texts, max_memory), strict=True)
+            StoredTurn(turn_owner(turn), value["input"], value["output"], len(text))
+            for turn, text, value in zip(turns, texts, _bounded(values, texts, max_memory), strict=True)
         ]
     except _NO_JSON:
         raise Damaged("history") from None
 
 
-def _measured(values: Iterable[Any], texts: Sequence[bytes | memoryview], max_memory: float) -> Iterator[tuple[Any, int]]:
-    """Yield each of the `values` that are decoded from `texts`, and the bytes of memory that it takes.
+def _bounded(values: Iterable[Any], texts: Sequence[bytes | memoryview], max_memory: float) -> Iterator[Any]:
+    """Yield each of the `values` that are decoded from `texts`.
 
-    Raises OverBound before the values take more than `max_memory` bytes.
+    Raises OverBound before the values take more than `max_memory` bytes of memory.
     """
     for value, text in zip(values, texts, strict=True):
-        size = memory(value, bytes(text))
-        max_memory -= size
+        max_memory -= memory(value, bytes(text))
         if max_memory < 0:
             raise OverBound("The history takes too much memory, because it has too many small values.")
-        yield value, size
+        yield value

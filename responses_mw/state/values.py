@@ -19,7 +19,6 @@ class StateOptions:
     chain_bytes    maximum size of a history or conversation
     chain_items    maximum number of items of a history or conversation
     chain_memory   maximum memory of the decoded items of a history or conversation; small values take more than their JSON
-    recent_bytes   maximum memory for recently read histories in each process; 0 disables this cache
     owner_bytes    storage quota of each owner; 0 disables the quota
     patience       maximum seconds that a write is retried while Redis is unavailable
     """
@@ -29,7 +28,6 @@ class StateOptions:
     chain_bytes: int = 64 * 1024 * 1024
     chain_items: int = 10_000
     chain_memory: int = 512 * 1024 * 1024
-    recent_bytes: int = 64 * 1024 * 1024
     owner_bytes: int = 0
     patience: float = 10.0
 
@@ -56,16 +54,12 @@ class Pointer(NamedTuple):
 
 
 class StoredTurn(NamedTuple):
-    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON.
-
-    `memory` estimates the bytes that the decoded turn takes.
-    """
+    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON."""
 
     owner: str
     input: list[Item]
     output: list[Item]
     size: int
-    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
