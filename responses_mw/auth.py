@@ -22,7 +22,7 @@ from starlette.datastructures import Headers
 from .errors import BadRequest, Forbidden, StartupError
 
 if TYPE_CHECKING:
-    from .settings import AuthSettings
+    from .settings.groups import AuthSettings
 
 Gate: TypeAlias = Callable[[], Awaitable[None]]
 

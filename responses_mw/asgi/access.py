@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..auth import API_KEY, APIKeys
 from ..errors import Forbidden, RateLimited, Unauthorized
 from ..ids import random_part
-from ..settings import LimitSettings
+from ..settings.groups import LimitSettings
 from ..state import StateUnavailable
 from ..state.usage import Kind, Usage
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED

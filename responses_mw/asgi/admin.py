@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine.run import Drain
 from ..errors import APIError, StartupError, UpstreamError
 from ..network import address_family
-from ..settings import ServerSettings
+from ..settings.groups import ServerSettings
 from ..state import State, StateUnavailable, server_group
 from ..telemetry.instruments import exposition, is_shared
 from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..engine.run import Outlet
 from ..errors import APIError
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
-from ..settings import ServerSettings
+from ..settings.groups import ServerSettings
 from ..state import Batch
 from ..telemetry.context import annotate
 from .telemetry import TelemetryMiddleware

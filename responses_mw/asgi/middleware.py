@@ -16,7 +16,7 @@ from ..engine.run import Drain
 from ..errors import APIError, StartupError, Unavailable, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
-from ..settings import ServerSettings
+from ..settings.groups import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
 from .routes import route_of

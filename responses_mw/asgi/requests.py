@@ -23,7 +23,8 @@ from ..protocol.request.checks import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
 from ..protocol.response import document
 from ..protocol.types import Item, Part
-from ..settings import AuthSettings, LimitSettings, ServerSettings, Settings
+from ..settings import Settings
+from ..settings.groups import AuthSettings, LimitSettings, ServerSettings
 from ..state import Page, State
 from ..telemetry.context import annotate
 from ..threads import by_size

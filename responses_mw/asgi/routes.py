@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute, compile_
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import MethodNotAllowed, NotFound
-from ..settings import ServerSettings
+from ..settings.groups import ServerSettings
 from ..version import VERSION
 from . import conversations, responses
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response

@@ -25,7 +25,7 @@ from ..errors import Unavailable
 from ..ids import random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
-from ..settings import CacheSettings
+from ..settings.groups import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from ..threads import in_background

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UpstreamError
 from ..network import failure_reason
-from ..settings import CacheSettings
+from ..settings.groups import CacheSettings
 from ..telemetry.context import WarningLimit
 from ..telemetry.tracing import measured_embedding
 from .guard import RULES, difference, signature

@@ -19,7 +19,7 @@ import orjson
 
 from ..protocol.request import checks
 from ..protocol.types import Item
-from ..settings import CacheSettings
+from ..settings.groups import CacheSettings
 from .entry import Key
 from .guard import Signature
 

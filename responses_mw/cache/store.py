@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import orjson
 
 from ..lua import Script, load
-from ..settings import CacheSettings
+from ..settings.groups import CacheSettings
 from .entry import Key
 
 MAX_PARTITION_ENTRIES = 10_000

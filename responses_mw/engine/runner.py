@@ -21,7 +21,7 @@ from ..protocol.response import compaction, document
 from ..protocol.response.events import Event
 from ..protocol.response.replay import Takeover
 from ..protocol.types import Document, Item
-from ..settings import CompactionSettings, UpstreamSettings
+from ..settings.groups import CompactionSettings, UpstreamSettings
 from ..state import Job
 from ..telemetry.context import annotate, begin_run, end_run
 from ..telemetry.tracing import with_trace_context

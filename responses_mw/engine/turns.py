@@ -32,7 +32,7 @@ from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.response.replay import Phase
 from ..protocol.types import Document, Item
-from ..settings import CompactionSettings
+from ..settings.groups import CompactionSettings
 from ..state import Chain
 from ..telemetry.context import report_continuation
 from ..telemetry.metrics import UPSTREAM_WAITS

@@ -31,7 +31,7 @@ from ..errors import (
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..protocol.response.replay import Takeover
-from ..settings import RedisSettings
+from ..settings.groups import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
 from ..telemetry.context import annotate, end_run, kind_of_error, report_continuation
 from ..telemetry.metrics import JOBS_RETRIED

@@ -22,7 +22,7 @@ from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.response.document import end
 from ..protocol.types import Document
-from ..settings import JobSettings, RedisSettings
+from ..settings.groups import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, Missing, State, StateFull, StateUnavailable
 from ..state.jobs import announced, fills_page
 from ..state.schema import response_address

@@ -15,7 +15,7 @@ from typing import Any
 from ..crypto import InvalidEnvelope, Sealer
 from ..engine.runner import Runner
 from ..ids import random_part
-from ..settings import JobSettings, RedisSettings
+from ..settings.groups import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure

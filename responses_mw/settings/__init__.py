@@ -20,9 +20,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .groups import (
-    EVERY_TOOL,
-    PER_REQUEST_HEADERS,
-    SEARCH_PROVIDERS,
     AuthSettings,
     CacheSettings,
     CompactionSettings,
@@ -33,34 +30,9 @@ from .groups import (
     SearchSettings,
     ServerSettings,
     StateSettings,
-    ToolServer,
     ToolSettings,
     UpstreamSettings,
 )
-
-__all__ = [
-    "EVERY_TOOL",
-    "PER_REQUEST_HEADERS",
-    "SEARCH_PROVIDERS",
-    "AuthSettings",
-    "CacheSettings",
-    "CompactionSettings",
-    "Environment",
-    "JobSettings",
-    "LimitSettings",
-    "RedisSettings",
-    "SearchSettings",
-    "ServerSettings",
-    "Settings",
-    "ToolServer",
-    "ToolSettings",
-    "UpstreamSettings",
-    "did_you_mean",
-    "groups",
-    "origins",
-    "unknown_variables",
-    "variables",
-]
 
 logger = logging.getLogger(__name__)
 

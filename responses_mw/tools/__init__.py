@@ -11,7 +11,7 @@ import httpx
 from ..crypto import Sealer
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Item, Part, Tool
-from ..settings import SearchSettings, ToolSettings
+from ..settings.groups import SearchSettings, ToolSettings
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Maximum size in bytes of a tool's output, and of the definitions of an MCP server's tools."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.types import Tool
-from ..settings import ToolSettings
+from ..settings.groups import ToolSettings
 from . import MAX_OUTPUT_BYTES, ServedFunction, ServerTool, ToolContext, ToolResult, cut
 from .mcp import SANDBOX_LABEL, check_installed, sandbox_server, target_of
 

@@ -22,7 +22,7 @@ from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, parse_arguments
 from ..protocol.types import Item, Tool
-from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
+from ..settings.groups import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
 from . import MAX_MCP_TOOLS, ServedFunction, ServerTool, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:

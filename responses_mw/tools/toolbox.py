@@ -19,7 +19,7 @@ from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction, ToolKind
 from ..protocol.tool_kinds.registry import CODE_INTERPRETER, MCP, WEB_SEARCH
 from ..protocol.types import Chunk, Item, Tool
-from ..settings import SearchSettings, ToolSettings
+from ..settings.groups import SearchSettings, ToolSettings
 from ..telemetry.tracing import tool_call_span
 from . import ServedFunction, ServerTool, ToolContext, ToolResult, web_search
 from .code_interpreter import CodeInterpreter

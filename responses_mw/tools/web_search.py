@@ -11,7 +11,7 @@ from ..protocol.response.text import listing, sources_of
 from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.tool_kinds.registry import WEB_SEARCH
 from ..protocol.types import Tool
-from ..settings import SearchSettings, ToolSettings
+from ..settings.groups import SearchSettings, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
 from .search import PROVIDERS, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 

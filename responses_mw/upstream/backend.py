@@ -22,7 +22,7 @@ from ..protocol.response.builder import ResponseBuilder, ResponseOptions
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part
-from ..settings import UpstreamSettings
+from ..settings.groups import UpstreamSettings
 from ..telemetry.turn import TurnSpan
 from .caller import Caller
 from .client import Upstream

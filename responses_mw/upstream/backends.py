@@ -24,7 +24,7 @@ from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item, Tool
-from ..settings import UpstreamSettings
+from ..settings.groups import UpstreamSettings
 from ..threads import by_size
 from .backend import Backend, OpenTurn, Prefix, TurnRequest
 from .client import Upstream

@@ -17,7 +17,7 @@ from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.request.checks import has_more_values
 from ..protocol.types import ChatRequest
-from ..settings import UpstreamSettings
+from ..settings.groups import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
 from .stream import MAX_VALUES, ChatStream, ResponsesStream

@@ -19,7 +19,7 @@ from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, Finding, open_admin
 from responses_mw.asgi.listener import DrainingServer
 from responses_mw.errors import StartupError
-from responses_mw.settings import ServerSettings
+from responses_mw.settings.groups import ServerSettings
 from tests.support.configured import make_settings
 from tests.support.scripted import Signal, text
 from tests.support.servers import lifespan

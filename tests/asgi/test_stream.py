@@ -14,7 +14,7 @@ from benchmarks.upstream import MODEL
 from responses_mw.asgi.http_responses import EventResponse, EventStreamResponse, RunJSONResponse
 from responses_mw.asgi.listener import HTTPProtocol
 from responses_mw.protocol.response.events import Event
-from responses_mw.settings import ServerSettings
+from responses_mw.settings.groups import ServerSettings
 from tests.support.oracle import Streamed, check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 

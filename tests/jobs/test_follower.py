@@ -12,7 +12,7 @@ import pytest
 from responses_mw.crypto import Sealer
 from responses_mw.jobs import JobService, service
 from responses_mw.protocol import sse
-from responses_mw.settings import JobSettings, RedisSettings
+from responses_mw.settings.groups import JobSettings, RedisSettings
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import PAGE
 from tests.jobs.test_records import append, batch, create, document, end, taken

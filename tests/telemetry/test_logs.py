@@ -17,7 +17,7 @@ from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.events import Event
-from responses_mw.settings import ServerSettings
+from responses_mw.settings.groups import ServerSettings
 from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter

@@ -13,7 +13,7 @@ from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.text import citations
 from responses_mw.protocol.tool_kinds.registry import WEB_SEARCH
-from responses_mw.settings import SEARCH_PROVIDERS
+from responses_mw.settings.groups import SEARCH_PROVIDERS
 from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings

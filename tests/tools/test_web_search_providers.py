@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.settings import SEARCH_PROVIDERS
+from responses_mw.settings.groups import SEARCH_PROVIDERS
 from responses_mw.tools import search
 from responses_mw.tools.search import MAX_ANSWER_BYTES, Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import UpstreamError
-from responses_mw.settings import UpstreamSettings
+from responses_mw.settings.groups import UpstreamSettings
 from responses_mw.upstream import Caller, Upstream
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.support.mcp_servers import weather
