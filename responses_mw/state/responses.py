@@ -11,12 +11,14 @@ import orjson
 from ..ids import RANDOM_LENGTH, random_part
 from ..lua import Script, load
 from ..threads import by_size
-from .client import Args, Client
+from .client import Args, Call, Client
 from .conversations import Conversations
 from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
 from .schema import (
     Address,
     check_version,
+    conversation_key,
+    item_address,
     item_blobs,
     json_size,
     pack,
@@ -27,7 +29,6 @@ from .schema import (
     unpack,
     unpack_turns,
 )
-from .segments import read_turns, resolve
 from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, StoredTurn, page
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
@@ -40,7 +41,11 @@ LOG_TTL_SECONDS = 24 * 60 * 60  # lifetime of a background response's event log 
 BASE = "0" * RANDOM_LENGTH
 """The owner of a turn that contains the items of a conversation instead of a response's input and output."""
 
-_COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
+IDS_AT_ONCE = 100  # maximum number of ids in one script call
+CALLS_AT_ONCE = 8
+"""Maximum number of calls in one round trip. Each reads at most one turn."""
+
+_COMMIT, _GET, _DELETE, _RESOLVE = load("state", "commit", "get", "delete", "resolve")
 
 
 class Responses:
@@ -113,9 +118,34 @@ class Responses:
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """Return a mapping from these ids to the owner's stored items.
 
-        Raises Missing if an item does not exist, or OverBound if the responses to read are larger than a history may be.
+        For each item that a response created, the whole turn of the response is read. Raises Missing if an item does not exist,
+        or OverBound if these turns and items are larger than a history may be.
         """
-        return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
+        wanted = list(dict.fromkeys(item_ids))
+        groups: dict[Address, list[str]] = {}
+        for item_id in wanted:
+            groups.setdefault(item_address(item_id), []).append(item_id)
+        calls = [
+            (of, ids[at : at + IDS_AT_ONCE], not at) for of, ids in groups.items() for at in range(0, len(ids), IDS_AT_ONCE)
+        ]
+        made: dict[Address, dict[str, Item]] = {address: {} for address in groups}
+        found: dict[str, Item] = {}
+        left = max_bytes = self._options.chain_bytes
+        for begin in range(0, len(calls), CALLS_AT_ONCE):
+            some = calls[begin : begin + CALLS_AT_ONCE]
+            asked: list[Call] = [
+                # The first call for a response reads its turn.
+                ([address.record, conversation_key(address.tag)], [owner, left, int(is_first), *ids])
+                for address, ids, is_first in some
+            ]
+            replies = await self._client.scripts(_RESOLVE, asked)
+            for (address, ids, _), reply in zip(some, replies, strict=True):
+                size = 0 if reply == b"bound" else _size(reply)
+                left -= size
+                if reply == b"bound" or left < 0:
+                    raise OverBound(f"The responses with the referenced items have more than {max_bytes} bytes.", param="input")
+                found |= await by_size(size, _items, address, ids, reply, made[address])
+        return {item_id: found[item_id] for item_id in wanted}
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """Return the fields of the record that are needed to read the history, without those that do not exist."""
@@ -154,7 +184,7 @@ class Responses:
             seen = found or []
         with reading("response"):
             parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
-        turns = await read_turns(self._client, address, parent, max_memory=self._options.chain_memory)
+        turns = await self._turns(address, parent)
         if not turns or turns[-1].owner != address.random:
             raise Missing("Response", response_id)
         items = [item for turn in turns for part in (turn.input, turn.output) for item in part]
@@ -164,6 +194,19 @@ class Responses:
         # A conversation can change, but a chain must not. So a response that continues this one gets a copy of `seen`.
         base = StoredTurn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
+
+    async def _turns(self, address: Address, pointer: Pointer) -> list[StoredTurn]:
+        """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost.
+
+        Raises OverBound if they take too much memory.
+        """
+        with reading("response"):
+            ranges = pointer.ranges
+        replies = await self._client.pipeline([("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges])
+        if any(len(blobs) != length for blobs, (_, length) in zip(replies, ranges, strict=True)):
+            return []
+        turns, max_memory = [blob for blobs in replies for blob in blobs], self._options.chain_memory
+        return await by_size(sum(json_size(turn, RANDOM_LENGTH) for turn in turns), unpack_turns, turns, max_memory)
 
     async def commit(
         self,
@@ -259,3 +302,23 @@ class Responses:
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)
         check_answer(answer, "Response", response_id)
         await self._writer.quota.settle(owner, address.tag, report)
+
+
+def _size(reply: Sequence[bytes | None]) -> int:
+    turn, *blobs = reply
+    return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
+
+
+def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
+    """Return a mapping from ids to the items in a reply. If the reply contains the response's turn, add its items to `made`."""
+    blob, *blobs = reply
+    for turn in unpack_turns([blob]) if blob is not None else []:
+        if turn.owner == address.random:
+            made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
+    found = {}
+    for item_id, stored in zip(ids, blobs, strict=True):
+        item = made.get(item_id) or (unpack(stored) if stored is not None else None)
+        if item is None:
+            raise Missing("Item", item_id)
+        found[item_id] = item
+    return found
