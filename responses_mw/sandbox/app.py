@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import secrets
 import sys
 from collections.abc import AsyncIterator
@@ -75,7 +74,6 @@ def serve(settings: SandboxSettings) -> None:
     """Run the sandbox until a signal stops it. If the available isolation is too weak, exit with an error message."""
     import uvicorn
 
-    gc.freeze()  # the collector need not traverse modules, which are never unloaded
     try:
         isolation = asyncio.run(strongest_isolation(settings))
     except SandboxError as error:
