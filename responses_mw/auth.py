@@ -36,12 +36,8 @@ API_KEY = "responses_mw.api_key"
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 
 
-class InvalidKeys(StartupError, ValueError):
-    """The API keys are invalid or cannot be read. The message quotes no line, because a line may contain a plain key."""
-
-
 class APIKeys:
-    """The names and hashes of the API keys.
+    """The names and hashes of the API keys. Error messages quote no line, because a line may contain a plain key.
 
     Keys should be random and at least 32 characters long. Anyone who obtains the hashes can find shorter keys by guessing.
     """
@@ -49,7 +45,7 @@ class APIKeys:
     def __init__(self, lines: Iterable[str]) -> None:
         """Parse lines of the form `name:sha256:<SHA-256 of the key in hexadecimal>`. Skip empty lines and comments (`#`).
 
-        Lines with the same name belong to one owner, so that a key can be replaced. Raises `InvalidKeys` for a malformed line.
+        Lines with the same name belong to one owner, so that a key can be replaced. Raises `StartupError` for a malformed line.
         """
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
@@ -58,21 +54,21 @@ class APIKeys:
                 continue
             match = _LINE.fullmatch(text)
             if match is None:
-                raise InvalidKeys(f"line {number} of the API keys is not name:sha256:<64 hexadecimal digits>")
+                raise StartupError(f"line {number} of the API keys is not name:sha256:<64 hexadecimal digits>")
             self._hashes.append((bytes.fromhex(match[2]), match[1]))
 
     @classmethod
     def of(cls, settings: AuthSettings) -> APIKeys | None:
         """Return the configured keys, or None if `auth.api_keys` is empty.
 
-        Raises `InvalidKeys` if a file cannot be read, a line is malformed, or no line contains a key. Also raises it if
+        Raises `StartupError` if a file cannot be read, a line is malformed, or no line contains a key. Also raises it if
         `auth.tenant_keys` contains an unknown name.
         """
         keys = cls(line for entry in settings.api_keys for line in _read_lines(entry))
         if settings.api_keys and not keys.names:
-            raise InvalidKeys("auth.api_keys contains no keys: every request would be refused")
+            raise StartupError("auth.api_keys contains no keys: every request would be refused")
         if unknown := set(settings.tenant_keys) - keys.names:
-            raise InvalidKeys(f"auth.tenant_keys contains names of unknown API keys: {', '.join(sorted(unknown))}")
+            raise StartupError(f"auth.tenant_keys contains names of unknown API keys: {', '.join(sorted(unknown))}")
         return keys if keys.names else None
 
     @property
@@ -96,7 +92,7 @@ def _read_lines(entry: str) -> list[str]:
     try:
         return Path(entry.removeprefix("@")).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidKeys(f"auth.api_keys: the file cannot be read: {type(error).__name__}") from None
+        raise StartupError(f"auth.api_keys: the file cannot be read: {type(error).__name__}") from None
 
 
 def owner_in(scope: Any, settings: AuthSettings) -> str:

@@ -8,7 +8,6 @@ from .connection import connect, embedded, server_group, without_credentials
 from .errors import (
     Damaged,
     Deleted,
-    EmbeddedFailed,
     Fenced,
     Missing,
     NewerRecord,
@@ -29,7 +28,6 @@ __all__ = [
     "Conversation",
     "Damaged",
     "Deleted",
-    "EmbeddedFailed",
     "Fenced",
     "Item",
     "Job",

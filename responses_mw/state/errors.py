@@ -12,14 +12,13 @@ APIError
     └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
 Fenced                   internal: another worker has taken over the response
-EmbeddedFailed           at startup: the embedded server cannot run, for the reason in the message
 
 Errors that can prevent a finished response from being stored have an attribute `unstored`: the reason in the metric.
 """
 
 from __future__ import annotations
 
-from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Unavailable
+from ..errors import APIError, BadRequest, NotFound, TooLarge, Unavailable
 
 
 class Missing(NotFound):
@@ -110,10 +109,6 @@ class Damaged(StateUnavailable):
 
 class Fenced(Exception):
     """Another worker has taken over the response, or the response's record no longer exists. The worker must stop writing."""
-
-
-class EmbeddedFailed(StartupError):
-    """The embedded server cannot run."""
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:

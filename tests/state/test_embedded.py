@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from responses_mw.state import Chain, Client, EmbeddedFailed, State, embedded
+from responses_mw.errors import StartupError
+from responses_mw.state import Chain, Client, State, embedded
 from tests.state.test_topologies import assert_works
 from tests.support.stored import history, respond
 
@@ -58,7 +59,7 @@ async def test_what_was_stored_in_a_directory_survives_a_kill_of_the_server(tmp_
 
 async def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     async with embedded(tmp_path):
-        with pytest.raises(EmbeddedFailed, match="in use"):
+        with pytest.raises(StartupError, match="in use"):
             async with embedded(tmp_path):
                 pytest.fail("two servers would write one file")
 
@@ -67,7 +68,7 @@ async def test_a_directory_that_cannot_be_read_is_refused_with_the_servers_own_w
     broken = tmp_path / "appendonlydir"
     broken.mkdir()
     (broken / "appendonly.aof.manifest").write_text("this is no manifest\n")
-    with pytest.raises(EmbeddedFailed, match="manifest"):
+    with pytest.raises(StartupError, match="manifest"):
         async with embedded(tmp_path):
             pytest.fail("it started with a broken file")
 

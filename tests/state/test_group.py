@@ -130,13 +130,14 @@ def test_what_is_no_directory_of_this_user_alone_is_refused(temporary: Path, mad
 _OPENED_BY_A_WORKER = """
 import asyncio, multiprocessing, os, tempfile
 from pathlib import Path
-from responses_mw.state import EmbeddedFailed, embedded
+from responses_mw.errors import StartupError
+from responses_mw.state import embedded
 
 async def refused():
     try:
         async with embedded():
             pass
-    except EmbeddedFailed as error:
+    except StartupError as error:
         assert f"{folder} is not a directory that only this user can access" in str(error)
         os._exit(0)
 
