@@ -299,7 +299,7 @@ class ToolSettings(Group):
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""Maps each value of `search.provider` to the setting that it requires. `PROVIDERS` in `tools/search.py` has the classes."""
+"""Maps each value of `search.provider` to the setting that it requires. The classes are in `tools/search.py`."""
 
 
 class SearchSettings(Group):

@@ -89,6 +89,8 @@ def plain_host(name: str) -> str:
 class SearchProvider:
     """Base class of the search providers. An instance is used in one run."""
 
+    NAME: ClassVar[str] = ""
+    """The provider's key in `SEARCH_PROVIDERS` of the settings."""
     URL: ClassVar[str | None] = None
     """The default of the setting `search.url`, or None if there is none."""
 
@@ -194,6 +196,7 @@ class SearXNG(SearchProvider):
     Our setting `search.api_key` is sent as a bearer token, for a reverse proxy in front of the instance.
     """
 
+    NAME = "searxng"
     _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
     async def search(self, query: Query) -> list[SearchHit]:
@@ -223,6 +226,7 @@ class SearXNG(SearchProvider):
 class Tavily(SearchProvider):
     """Tavily. For a `thorough` query, the search depth is `advanced`, which costs two credits instead of one."""
 
+    NAME = "tavily"
     URL = "https://api.tavily.com"
 
     async def search(self, query: Query) -> list[SearchHit]:
@@ -244,6 +248,7 @@ class Tavily(SearchProvider):
 class Brave(SearchProvider):
     """Brave Search. For a `thorough` query, extra snippets are requested."""
 
+    NAME = "brave"
     URL = "https://api.search.brave.com"
     _PLACES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
     _MAX_CHARACTERS, _MAX_WORDS = 400, 50
@@ -353,5 +358,5 @@ def _read_text(answer: str) -> Iterator[SearchHit]:
         yield SearchHit(title["title"].strip() if title else "", url.rstrip(".,;:'*_"), paragraph)
 
 
-PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}
+PROVIDERS: Mapping[str, type[SearchProvider]] = {kind.NAME: kind for kind in SearchProvider.__subclasses__() if kind.NAME}
 """Provider classes by their names in `search.provider`."""
