@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -134,33 +133,24 @@ class _Subscriber:
         self._changes = asyncio.Queue()
         for channel in self._channels:
             self._changes.put_nowait((channel, True))
-        leaving: Counter[bytes] = Counter()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._send(connection, leaving))
+            group.create_task(self._send(connection))
             while True:
-                self._receive(await _next_message(connection), leaving)
+                self._receive(await _next_message(connection))
 
-    async def _send(self, connection: Any, leaving: Counter[bytes]) -> None:
+    async def _send(self, connection: Any) -> None:
         while True:
             channel, subscribed = await self._changes.get()
-            if subscribed:
-                await connection.ssubscribe(channel)
-            else:
-                leaving[channel] += 1
-                await connection.sunsubscribe(channel)
+            await (connection.ssubscribe if subscribed else connection.sunsubscribe)(channel)
 
-    def _receive(self, message: dict[str, Any], leaving: Counter[bytes]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         channel: bytes = message["channel"]
         match message["type"]:
             case "smessage":
                 self._pubsub.deliver(channel, message["data"])
             case "ssubscribe":
                 self._pubsub.deliver(channel, b"")
-            case "sunsubscribe" if leaving[channel] > 1:
-                leaving[channel] -= 1
-            case "sunsubscribe" if leaving[channel]:
-                del leaving[channel]
-            case "sunsubscribe" if channel in self._channels:
+            case "sunsubscribe" if channel in self._channels:  # or it was left and joined again, which is rare
                 raise RedisConnectionError("the channel's slot has moved to another node")
 
 
