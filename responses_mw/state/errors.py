@@ -3,7 +3,6 @@
 APIError
 ├── Missing              404  the owner has no such response, conversation or item
 │   └── Deleted          404  the response was deleted while it was running
-├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
 ├── OverBound            413  a response, history or conversation exceeds a maximum
 ├── OverQuota            429  the owner's storage quota has no room
 └── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading (see `reason`)
@@ -18,7 +17,7 @@ Errors that can prevent a finished response from being stored have an attribute 
 
 from __future__ import annotations
 
-from ..errors import APIError, BadRequest, NotFound, TooLarge, Unavailable
+from ..errors import APIError, NotFound, TooLarge, Unavailable
 
 
 class Missing(NotFound):
@@ -31,16 +30,6 @@ class Missing(NotFound):
 
 class Deleted(Missing):
     """The response was deleted before its run ended."""
-
-
-class NotChainable(BadRequest):
-    def __init__(self, response_id: str, response_status: str) -> None:
-        super().__init__(
-            f"Response with id '{response_id}' has status '{response_status}' and cannot be continued.",
-            param="previous_response_id",
-        )
-        self.response_id = response_id
-        self.response_status = response_status
 
 
 class OverBound(TooLarge):

@@ -8,12 +8,13 @@ from typing import Any
 
 import orjson
 
+from ..errors import BadRequest
 from ..ids import RANDOM_LENGTH, random_part
 from ..lua import Script, load
 from ..threads import by_size
 from .client import Args, Call, Client
 from .conversations import Conversations
-from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
+from .errors import Deleted, Fenced, Missing, OverBound, check_answer
 from .schema import (
     Address,
     check_version,
@@ -65,13 +66,14 @@ class Responses:
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
-        Raises Missing if a part of the history was deleted, or NotChainable if the response is running, failed or cancelled.
+        Raises Missing if a part of the history was deleted, or BadRequest if the response is running, failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
         status = fields["status"].decode()
         if status not in CHAINABLE:
-            raise NotChainable(response_id, status)
+            message = f"Response with id '{response_id}' has status '{status}' and cannot be continued."
+            raise BadRequest(message, param="previous_response_id")
         return await self._history(address, response_id, owner, fields)
 
     async def get(self, response_id: str, owner: str) -> Stored:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fakeredis import FakeAsyncRedis
 
+from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
 from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
 from responses_mw.protocol.response.events import Event
@@ -25,7 +26,6 @@ from responses_mw.state import (
     Fenced,
     Job,
     Missing,
-    NotChainable,
     State,
     StateOptions,
     Taken,
@@ -277,7 +277,7 @@ async def test_a_job_that_was_given_up_cannot_be_created_any_more(state: State) 
 
 async def test_nothing_can_stand_on_a_response_that_runs(state: State) -> None:
     response_id = await create(state)
-    with pytest.raises(NotChainable):
+    with pytest.raises(BadRequest, match="cannot be continued"):
         await state.responses.chain(response_id, ALICE)
 
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
-from responses_mw.state import Chain, Missing, NotChainable, State, StateOptions, connect
+from responses_mw.errors import BadRequest
+from responses_mw.state import Chain, Missing, State, StateOptions, connect
 from responses_mw.state.schema import json_size, turn_owner
 from tests.support.stored import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
@@ -85,7 +86,7 @@ class Store(RuleBasedStateMachine):
                 self.do(self.state.responses.chain(parent, owner))
             return multiple()
         if known.status == "failed":
-            with pytest.raises(NotChainable):
+            with pytest.raises(BadRequest, match="cannot be continued"):
                 self.do(self.state.responses.chain(parent, owner))
             return multiple()
         return Running(owner, self.do(self.state.responses.chain(parent, owner)), known.chain, known.texts)
