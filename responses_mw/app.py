@@ -112,7 +112,7 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             patience=COMMIT_TIMEOUTS * settings.redis.timeout,
         )
         state = State(client, options)
-        stack.push_async_callback(state.end)
+        stack.push_async_callback(state.aclose)
         if settings.redis.url is not None:
             await _check_fitness(state, settings)
         yield state
@@ -121,11 +121,9 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
 async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | None:
     if settings.redis.url is not None:
         try:
-            client = connect(settings.redis.url.get_secret_value(), timeout=settings.redis.timeout)
+            return connect(settings.redis.url.get_secret_value(), timeout=settings.redis.timeout)
         except ValueError as error:
             raise StartupError(f"redis.url is not valid: {error}") from None
-        stack.push_async_callback(client.aclose)
-        return client
     data_dir = Path(settings.redis.data_dir) if settings.redis.data_dir else None
     try:
         return await stack.enter_async_context(embedded(data_dir, timeout=settings.redis.timeout))

@@ -133,13 +133,9 @@ class State:
 
     async def aclose(self) -> None:
         """Stop all tasks and close every connection."""
-        await self.end()
-        await self.client.aclose()
-
-    async def end(self) -> None:
-        """Stop all tasks without closing the client."""
         await self.writer.aclose()
         await self.wakeups.aclose()
+        await self.client.aclose()
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
