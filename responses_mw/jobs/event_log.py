@@ -11,8 +11,8 @@ from ..engine.history import RunContext, commit
 from ..errors import APIError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
-from ..protocol.response.document import end
-from ..protocol.response.events import Event
+from ..protocol.response.document import whole
+from ..protocol.response.events import Event, terminal_type
 from ..protocol.response.replay import LogReplay
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, Jobs, OverBound, State, StateUnavailable, Taken
@@ -183,7 +183,7 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
     output.cut()
     status = "failed" if error else "cancelled"
     document = {**job.document, "output": output.items, "status": status, "error": error}
-    last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
+    last = final_batch(document, job.next_number)
     context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit(state, context, document, last)
@@ -191,6 +191,13 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
         await commit(state, replace(context, chain=Chain.new()), document, last)
     await clean_up(state, job.response_id)
     return document
+
+
+def final_batch(document: Document, number: int) -> Batch:
+    """Return the final batch of a log: the terminal event, with this `number`, of a run that ended with `document`."""
+    kind = terminal_type(document)
+    event = Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
+    return Batch(number, number, sse.encode([event]), final=True)
 
 
 async def clean_up(state: State, response_id: str) -> None:

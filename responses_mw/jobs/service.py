@@ -20,7 +20,6 @@ from ..crypto import Sealer
 from ..engine.run import Run
 from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
-from ..protocol.response.document import end
 from ..protocol.types import Document
 from ..settings.groups import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, Missing, State, StateFull, StateUnavailable
@@ -29,7 +28,7 @@ from ..state.schema import response_address
 from ..telemetry.context import annotate
 from ..telemetry.tracing import queueing_span, with_trace_context
 from ..threads import background_task
-from .event_log import write_end
+from .event_log import final_batch, write_end
 from .job_runner import secrets_purpose
 from .worker import Worker
 
@@ -354,6 +353,5 @@ class _Follower:
 
     def _failed(self, message: str) -> Batch:
         """Return a `response.failed` event as the final batch. The event's number is valid for this client only."""
-        error, number = {"code": "server_error", "message": message}, self.number + 1
-        event = end({**self._document, "status": "failed", "error": error}, number)
-        return Batch(number, number, sse.encode([event]), final=True)
+        error = {"code": "server_error", "message": message}
+        return final_batch({**self._document, "status": "failed", "error": error}, self.number + 1)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from responses_mw.ids import RunIds
-from responses_mw.jobs.event_log import read_log
+from responses_mw.jobs.event_log import final_batch, read_log
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.builder import ResponseOptions
-from responses_mw.protocol.response.document import end
 from responses_mw.protocol.response.replay import OutputReplay
 from responses_mw.state import Batch, State, connect
 from responses_mw.state import jobs as state_jobs
@@ -77,10 +76,10 @@ def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, option
 
 def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -> None:
     created, log, _ = run(RUNS["text"][:2], ResponseOptions())
-    event = end({**created, "output": folded(log), "status": "cancelled"}, 7)
-    assert event.type == "response.failed"
-    assert event.data["response"]["status"] == "cancelled"
-    assert event.data["sequence_number"] == 7
+    [event] = sse.decode(final_batch({**created, "output": folded(log), "status": "cancelled"}, 7).data)
+    assert event["type"] == "response.failed"
+    assert event["response"]["status"] == "cancelled"
+    assert event["sequence_number"] == 7
 
 
 async def test_a_log_is_replayed_page_by_page(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from typing import Any, TypeGuard
 
 from ..request.create import CreateResponse
 from ..types import Document, Item, Tool
-from .events import Event, terminal_type
 
 _ECHOED = (
     *("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
@@ -87,12 +86,6 @@ def whole(document: Document, include: frozenset[str] = frozenset()) -> Document
     """Return the document as clients see it (see `shown`). `output_text` is added here, because it is not stored."""
     output = [shown(item, include) for item in document["output"]]
     return {**document, "output": output, "output_text": output_text(document)}
-
-
-def end(document: Document, number: int) -> Event:
-    """Return the terminal event of a run that ended with `document`. `number` is the sequence number of the event."""
-    kind = terminal_type(document)
-    return Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
 
 
 # -- usage: the token counts of many servers in one shape ----------------------------------------------------------------
