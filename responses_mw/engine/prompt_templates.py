@@ -43,7 +43,6 @@ from ..protocol.types import Item, Part
 
 logger = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 1024 * 1024
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
 _PATH = "prompt.variables"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -147,10 +146,7 @@ class Prompts:
 
 
 def _prompt(path: Path) -> _Prompt:
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidPrompt(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    data = path.read_bytes()
     try:
         return _versions(tomllib.loads(data.decode()) if path.suffix == ".toml" else orjson.loads(data))
     except BadRequest as error:

@@ -235,7 +235,6 @@ def test_a_file_that_is_broken_later_stays_as_it_was(
         ("a.json", '{"versions": {}}', "versions"),
         ("a.json", '{"versions": {"1": {}, "2": {}}}', "current"),
         ("a.json", '{"versions": {"1": {}}, "current": "2"}', "current"),
-        ("a.json", " " * 1024 * 1024 + "{}", "larger"),
     ],
 )
 def test_a_bad_file_is_told_at_the_start(tmp_path: Path, name: str, content: str, why: str) -> None:
