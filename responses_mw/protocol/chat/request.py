@@ -192,7 +192,7 @@ def _add_tools(
 
 def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequence[OfferedFunction]:
     names = choice_names(choice, offered)
-    return offered if names is None else [one for one in offered if one.name in names]
+    return [one for one in offered if one.name in names]
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:

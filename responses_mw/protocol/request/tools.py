@@ -225,10 +225,8 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
     return checked
 
 
-def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset[str] | None:
-    """Return the names of the functions that a checked `tool_choice` selects, or None if the choice is a mode."""
-    if isinstance(choice, str):
-        return None
+def choice_names(choice: dict[str, Any], functions: Sequence[OfferedFunction]) -> frozenset[str]:
+    """Return the names of the functions that a checked `tool_choice` selects. The choice must not be a mode."""
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
     index = _by_choice(functions)
     return frozenset(name for key in set(map(_choice_key, chosen)) for name in index.get(key, ()))
