@@ -198,9 +198,9 @@ async def _measure_state(state: State) -> None:
     while True:
         try:
             await state.inspect()  # also records the memory
-            found = await state.queue.backlog()
-            QUEUE_DEPTH.set(found.jobs)
-            QUEUE_AGE.set(found.seconds)
+            jobs, seconds = await state.queue.backlog()
+            QUEUE_DEPTH.set(jobs)
+            QUEUE_AGE.set(seconds)
         except StateUnavailable as error:  # the state has counted the failure
             logger.debug("could not measure Redis: %s", error.message)
         await asyncio.sleep(INTERVAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -214,13 +214,6 @@ class Jobs:
         return None if job is not None else int(number) - 1
 
 
-class Backlog(NamedTuple):
-    """The number of waiting `jobs`, and the `seconds` that the oldest job has waited."""
-
-    jobs: int
-    seconds: float
-
-
 class Queue:
     """A queue of response ids that is fair between owners.
 
@@ -270,9 +263,10 @@ class Queue:
         if owner is not None:
             await self._usage.leave("background", owner.decode(), job)
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self) -> tuple[int, float]:
+        """Return the number of waiting jobs, and the seconds that the oldest job has waited."""
         jobs, waited = await self._client.script(_DEPTH, [QUEUE])
-        return Backlog(jobs, waited / 1000)
+        return jobs, waited / 1000
 
 
 def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:

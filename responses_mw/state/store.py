@@ -116,7 +116,7 @@ class State:
             fault = _fullness(_fullest(await _info(self.client)))
             if self._memory_fault and not fault:
                 logger.info("Redis has free memory again: new responses are stored")
-                self._memory_warnings.reset()
+                self._memory_warnings = WarningLimit()  # the next warning is due at once
             if fault and self._memory_warnings.is_due():
                 logger.warning("%s", fault)
             self._memory_fault = fault

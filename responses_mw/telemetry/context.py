@@ -245,10 +245,6 @@ class WarningLimit:
         self._next = now + WARNING_INTERVAL
         return True
 
-    def reset(self) -> None:
-        """Allow the next warning immediately, because the fault is over."""
-        self._next = float("-inf")
-
 
 def log_facts(
     to: logging.Logger, subject: str, facts: Mapping[str, Any], named: Mapping[str, Any] = {}, level: int = logging.INFO
