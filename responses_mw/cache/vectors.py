@@ -69,6 +69,17 @@ class Scan:
 
         `page` contains the entries after `known` that the exact lookup has read. Further entries are read here.
         """
+        partition = await self._read(key, vector, page)
+        near = partition.vectors.nearest(vector, threshold, count, _now())
+        found = await self._store.read(key, [entry for entry, _ in near]) if near else []
+        pairs = list(zip(near, found, strict=True))
+        for (entry, _), read in pairs:
+            if read is None:
+                partition.vectors.remove(entry)  # evicted or deleted
+        return [Match(entry, similarity, *read) for (entry, similarity), read in pairs if read is not None]
+
+    async def _read(self, key: Key, vector: Vector, page: EntryPage | None) -> _Partition:
+        """Return the partition of `key` with all its entries."""
         self._latest = self._space_of(vector)
         place = key.partition, self._latest
         partition = self._partitions.pop(place, None) or _Partition(self._latest, len(vector))
@@ -79,15 +90,7 @@ class Scan:
                     pass
         while len(self._partitions) > 1 and sum(one.vectors.nbytes for one in self._partitions.values()) > self._max_bytes:
             del self._partitions[next(iter(self._partitions))]
-        near = partition.vectors.nearest(vector, threshold, count, _now())
-        found = await self._store.read(key, [entry for entry, _ in near]) if near else []
-        matches = []
-        for (entry, similarity), read in zip(near, found, strict=True):
-            if read is None:
-                partition.vectors.remove(entry)  # evicted or deleted
-            else:
-                matches.append(Match(entry, similarity, *read))
-        return matches
+        return partition
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
         """Return the similarity of the nearest entry in memory, or None if no entry in memory reaches `floor`."""
