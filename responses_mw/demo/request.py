@@ -134,8 +134,6 @@ def _check(request: ChatRequest) -> None:
         message = "The tool specified in `tool_choice` does not match any of the specified `tools`."
         raise RequestError(message, param="tool_choice")
     if request.prompt_tokens >= MAX_MODEL_LEN:
-        message = (
-            f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, your prompt contains "
-            f"{request.prompt_tokens} input tokens. Please reduce the length of the input prompt."
-        )
+        limit = f"This model's maximum context length is {MAX_MODEL_LEN} tokens."
+        message = f"{limit} However, your prompt contains {request.prompt_tokens} input tokens."
         raise RequestError(message, param="input_tokens")

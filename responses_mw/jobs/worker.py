@@ -62,11 +62,8 @@ class Worker:
 
     async def run(self) -> None:
         """Claim and run jobs until `stop` is called, then wait up to `drain_timeout` seconds for running jobs."""
-        wakeups = self._state.wakeups
-        with (
-            wakeups.on(stop_channel(self._name), lambda _: self._suspicion.set()),
-            wakeups.on(QUEUE_EVENTS, lambda _: self._change.set()),
-        ):
+        on = self._state.wakeups.on
+        with on(stop_channel(self._name), lambda _: self._suspicion.set()), on(QUEUE_EVENTS, lambda _: self._change.set()):
             running = (self._claim, self._log_writer.run, self._beat, self._watch)
             loops = [asyncio.create_task(self._keep_running(loop)) for loop in running]
             try:

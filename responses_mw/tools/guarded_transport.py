@@ -133,8 +133,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.address_refused = False
         self.session_id: str | None = None
         """The session id that the server assigned, or None."""
-        self._allow_private = allow_private
-        self._max_bytes = max_bytes
+        self._allow_private, self._max_bytes = allow_private, max_bytes
         self._streams_left = MAX_STREAMS
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=system_tls(),

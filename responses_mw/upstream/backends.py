@@ -74,12 +74,11 @@ class ChatBackend(Backend):
             return None
         # Turn reasoning off only if the model still sees the same prompt.
         server = await server_for(self._upstream, turn.caller)
-        fast = await self._fit_chat(turn, Prefill(without_thinking=True))
-        without_thinking = await server.prompt_tokens(fast) == prompt.tokens
+        fast = await server.prompt_tokens(await self._fit_chat(turn, Prefill(without_thinking=True)))
         before = replace(turn, document={**turn.document, "output": output[:begins_at]})
         usage = await self._usage(prompt, before, output[begins_at:])
         tokens = usage["completion_tokens"] if usage else await server.count_text(turn.model, text)
-        return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
+        return Prefix(text, prompt.is_trimmed, Prefill(tokens, fast == prompt.tokens), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
         """Return an interrupted turn's usage, or None if it is unknown. `before` is the turn without its output, `items`."""
@@ -89,8 +88,7 @@ class ChatBackend(Backend):
         if tokens is None:
             return None
         # Interrupted reasoning is not counted, because the model was asked again.
-        whole = [item for item in items if item["type"] == "reasoning" and item["status"] == "completed"]
-        thought = "".join(map(reasoning_text, whole))
+        thought = "".join(reasoning_text(one) for one in items if one["type"] == "reasoning" and one["status"] == "completed")
         reasoning = await server.count_text(before.model, thought) if thought else 0
         return {
             "prompt_tokens": len(tokens),

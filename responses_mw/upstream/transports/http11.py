@@ -178,7 +178,6 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
         Raises `StaleConnection` if the server had already closed the connection, and the other errors of `NetworkTransport`.
         """
-        self._is_head, self._keeps_connection = request.is_head, request.keeps_connection  # the rest may be large
         self._transport.set_protocol(self)
         self._began = time.monotonic()  # not the loop's time, which may be from the start of this iteration
         self._begin_sending(request)
@@ -353,6 +352,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     # -- the request ---------------------------------------------------------------------------------------------------
 
     def _begin_sending(self, request: OutgoingRequest) -> None:
+        self._is_head, self._keeps_connection = request.is_head, request.keeps_connection  # keep no reference to the body
         head, body = request.head, request.body
         if not isinstance(body, bytes):
             self._transport.write(head)
