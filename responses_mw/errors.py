@@ -155,10 +155,8 @@ class UpstreamError(APIError):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message, param=param, code=code, headers=headers)
-        self.status = status
-        self.type = type
-        self.is_overload = is_overload
-        self.retry_after = retry_after
+        self.status, self.type = status, type
+        self.is_overload, self.retry_after = is_overload, retry_after
 
 
 class UpstreamUnreachable(UpstreamError):

@@ -72,8 +72,7 @@ class State:
         self.ledger = Ledger(client)
         self.queue = Queue(client, self.usage)
         self.wakeups = PubSub(client)
-        self._memory_checked_at = float("-inf")
-        self._memory_fault = ""
+        self._memory_checked_at, self._memory_fault = float("-inf"), ""
         self._memory_warnings = WarningLimit()
         self._last_health: Health | None = None
 
@@ -110,8 +109,7 @@ class State:
 
         Redis is queried at most once in `MEMORY_INTERVAL` seconds. Raises StateUnavailable if the query fails.
         """
-        now = time.monotonic()
-        if now - self._memory_checked_at >= MEMORY_INTERVAL:
+        if (now := time.monotonic()) - self._memory_checked_at >= MEMORY_INTERVAL:
             self._memory_checked_at = now  # before the query, so that concurrent requests use the last result
             fault = _fullness(_fullest(await _info(self.client)))
             if self._memory_fault and not fault:

@@ -222,10 +222,10 @@ def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, 
     request.outcome = document["status"] if document["status"] in _ENDS else "cancelled"
     request.turns, request.continuations, request.usage = turns, continuations, document.get("usage") or {}
     fault = document.get("error") if request.outcome == "failed" else None
-    if fault:
-        # Without an exception, the upstream sent the code, which may be any text and must not become a label.
-        kind = UpstreamError.__name__
-        request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], kind)
+    if fault and error is not None:
+        request.failure = Failure.of(error, fault["code"])
+    elif fault:  # the upstream sent the code, which may be any text and must not become a label
+        request.failure = Failure(fault["code"], UpstreamError.__name__)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------------

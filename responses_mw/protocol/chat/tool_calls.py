@@ -135,10 +135,7 @@ class ToolCalls:
         Raises `UpstreamError` if a fragment is malformed, or if the turn has more than `MAX_CALLS` calls.
         """
         grown: dict[int, ToolCall] = {}
-        listed = fragments if isinstance(fragments, list) else [fragments]
-        for fragment in listed:
-            _check(fragment)
-        for fragment in listed:
+        for fragment in _checked(fragments):
             call = self._call_of(fragment)
             call.extend(fragment)
             if call.id is not None and self._by_id.get(call.id, call).place <= call.place:
@@ -167,10 +164,13 @@ class ToolCalls:
         return self._by_id.get(call_id) if isinstance(call_id, str) else None
 
 
-def _check(fragment: Any) -> None:
-    function = (fragment.get("function") or {}) if isinstance(fragment, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name") or "", str):
-        malformed("tool_calls")
+def _checked(fragments: Any) -> list[dict[str, Any]]:
+    listed = fragments if isinstance(fragments, list) else [fragments]
+    for fragment in listed:
+        function = (fragment.get("function") or {}) if isinstance(fragment, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name") or "", str):
+            malformed("tool_calls")
+    return listed
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
