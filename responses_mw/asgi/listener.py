@@ -29,7 +29,7 @@ from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
-from .requests import Inbound, Receiving
+from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
 
 logger = logging.getLogger(__name__)
 
@@ -189,10 +189,12 @@ class HTTPProtocol(HttpToolsProtocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
 
-    A connection that exceeds the limit is closed with the code 1013.
+    A connection that exceeds the limit is closed with the code 1013. If a large message takes too long, its connection is
+    aborted.
     """
 
     inbound: ClassVar[Inbound]
+    _overdue: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -212,17 +214,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
         else:
+            if self._overdue is None and self._receiving.is_counted:
+                self._overdue = self.loop.call_later(MESSAGE_TIMEOUT, self.transport.abort)
             super().data_received(data)
 
     async def receive(self) -> Any:
         # After a complete message, uvicorn stops reading until the application has received it.
         message = await super().receive()
-        self._receiving.clear()
+        self._clear()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._receiving.clear()
+        self._clear()
         super().connection_lost(exc)
+
+    def _clear(self) -> None:
+        self._receiving.clear()
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
 
     def shutdown(self) -> None:
         # After the handshake, the application closes the WebSocket when the last response has ended.

@@ -38,6 +38,11 @@ HOST_SCOPE = "responses_mw.host_scope"
 
 BODY_TIMEOUT = 60.0
 """Maximum number of seconds between two chunks of a request body."""
+MESSAGE_TIMEOUT = 300.0
+"""Maximum number of seconds in which a request body or a large WebSocket message must arrive.
+
+Otherwise, a few clients that send slowly could use up the maximum of an `Inbound`.
+"""
 UNCOUNTED = 64 * 1024
 """Bytes of each message that `Inbound` does not count. Small messages are therefore accepted when the total is exhausted."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
@@ -73,6 +78,10 @@ class Receiving:
     def clear(self) -> None:
         self._inbound.size -= self._counted
         self._size = 0
+
+    @property
+    def is_counted(self) -> bool:
+        return self._counted > 0
 
     @property
     def _counted(self) -> int:
@@ -122,12 +131,16 @@ class Reader:
         Raises the errors of `parse`, and:
 
         - `BadRequest` if the body is compressed or is not JSON, or `TooLarge` if it exceeds a limit
-        - `RequestTimeout` if the client stops sending, or `ClientDisconnect` if it disconnects
+        - `RequestTimeout` if the client stops sending or sends too slowly, or `ClientDisconnect` if it disconnects
         - `Unavailable` if too many large bodies are being received
         """
         receiving = Receiving(self._inbound)
         try:
-            data = await self._body(request, receiving)
+            try:
+                async with asyncio.timeout(MESSAGE_TIMEOUT):
+                    data = await self._body(request, receiving)
+            except TimeoutError:
+                raise RequestTimeout(f"The request body took longer than {MESSAGE_TIMEOUT:g} s to arrive.") from None
             return await by_size(len(data), lambda: parse(decode(data, REQUEST_LIMITS), len(data)))
         finally:
             receiving.clear()

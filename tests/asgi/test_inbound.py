@@ -93,6 +93,33 @@ async def test_unfinished_messages_of_websockets_are_bounded_together(ours: Ours
             assert json.loads(await first.recv())["type"] == "error"
 
 
+async def test_a_body_that_is_sent_slowly_does_not_keep_others_out(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("responses_mw.asgi.requests.MESSAGE_TIMEOUT", 0.5)
+    reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
+    text = "".join(large())
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: h\r\nContent-Length: {len(text) + 1}\r\n\r\n"
+    writer.write(head.encode() + text.encode())
+    async with asyncio.timeout(30):  # less than a body may pause
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    assert (await ours.http.post("/v1/responses", content="".join(large()))).status_code != 503
+
+
+async def test_a_large_message_that_is_sent_slowly_does_not_keep_others_out(
+    ours: Ours, inbound: Inbound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.asgi.listener.MESSAGE_TIMEOUT", 0.5)
+    async with opened(ours) as first, opened(ours) as second:
+        sending = asyncio.create_task(first.send(texts(large(), asyncio.Event(), asyncio.Event())))
+        with pytest.raises(ConnectionClosed):
+            await first.recv()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        assert inbound.size == 0
+        assert await answered(second)  # a small message may wait for its end
+
+
 async def answered(connection: Any) -> bool:
     await connection.send("{}")
     return bool(json.loads(await connection.recv())["type"] == "error")
