@@ -114,6 +114,22 @@ async def test_a_history_of_small_values_is_not_decoded_beyond_its_memory(state:
     assert (await bounded.responses.get(tip, ALICE)).input == given
 
 
+async def test_a_call_forgets_a_bounded_number_of_expired_forks(state: State, server: Plain) -> None:
+    root = await respond(state, Chain.new(), "root")
+    (segment,) = turns(server)
+    refs = segment + b":refs"
+    server.zadd(refs, {f"s{number}": 1 for number in range(2500)})  # of segments that have expired
+    left = []
+    for _ in range(3):
+        await state.responses.delete(await continued(state, root, "one more"), ALICE)
+        left.append(server.zcard(refs))
+    assert left[0] > 1
+    assert left[-1] == 1
+    assert await history(state, root) == ["root", "root!"]
+    await state.responses.delete(root, ALICE)
+    assert not turns(server)
+
+
 async def test_readers_of_growing_branches_at_the_same_time_read_the_truth(state: State) -> None:
     root = await respond(state, Chain.new(), "root")
 

@@ -27,15 +27,16 @@ local function keep(key, ttl)
 end
 
 -- Return the highest number of turns that an existing holder needs. If there is no holder, return nil and the parent segment.
--- Holders are responses ('r<random>') and child segments ('s<segment>'). Holders that no longer exist are removed. The parent
--- ('p<segment>', with score -1) needs no turns.
+-- Holders are responses ('r<random>') and child segments ('s<segment>'). Up to 1,000 holders that no longer exist are removed; if
+-- there are more, the next one counts as existing until a later call. The parent ('p<segment>', with score -1) needs no turns.
+local MAX_REMOVED = 1000
 local function highest(refs)
-  while true do
+  for removed = 0, MAX_REMOVED do
     local top = redis.call('ZREVRANGE', refs, 0, 0, 'WITHSCORES')
     if not top[1] then return nil end
     local kind, name = string.sub(top[1], 1, 1), string.sub(top[1], 2)
     if kind == 'p' then return nil, name end
-    if redis.call('EXISTS', prefix .. kind .. ':' .. name) == 1 then return tonumber(top[2]) end
+    if removed == MAX_REMOVED or redis.call('EXISTS', prefix .. kind .. ':' .. name) == 1 then return tonumber(top[2]) end
     redis.call('ZREM', refs, top[1])
   end
 end
