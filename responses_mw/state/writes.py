@@ -187,7 +187,7 @@ class Writer:
         if len(self._pending) >= MAX_PENDING:
             lost = self._pending.pop(next(iter(self._pending))).address
             logger.warning("too many writes wait to be undone: the failed write of %s%s may be stored", lost.tag, lost.random)
-        self._pending[write.address] = write
+        self._pending[write.address] = write._replace(args=())  # which may be large
         if self._task is None or self._task.done():
             self._task = background_task(self._undo_all())
 

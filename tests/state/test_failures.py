@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
+import tracemalloc
 from contextlib import asynccontextmanager, suppress
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -170,6 +173,22 @@ async def test_a_commit_that_was_given_up_during_a_stall_is_undone(start: Callab
         with pytest.raises(Missing):
             await state.responses.get(document["id"], ALICE)
         assert await listed(state, conversation_id) == ["one"]
+
+
+async def test_writes_that_wait_to_be_undone_do_not_keep_their_texts(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, answers_in=0.3, patience=0.3) as hasty:
+        server.signal(signal.SIGSTOP)
+        tracemalloc.start()
+        try:
+            for _ in range(4):
+                with suppress(StateUnavailable):
+                    await respond(hasty, Chain.new(), token_hex(2_000_000))
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 20_000_000  # the threads that compress may still have their last texts
+        finally:
+            tracemalloc.stop()
+        server.signal(signal.SIGCONT)
 
 
 async def test_undoing_a_commit_spares_what_another_token_has_written(start: Callable[..., Server]) -> None:
