@@ -1091,6 +1091,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
         listening(hello) as plain,
         listening(vanish) as vanishing,
         listening(answering(b"220 welcome\r\n")) as greeting,
+        listening(answering(b"HTTP/1.1 200 OK\r\nx: " + LONG)) as endless,
     ):
         for client, url, reason in (
             (transport, f"http://127.0.0.1:{free_port()}", "the connection was refused"),
@@ -1100,6 +1101,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
             (trusting, secure.replace("127.0.0.1", "localhost"), "its certificate is for another name"),
             (transport, plain.replace("http:", "https:"), "it does not speak TLS"),
             (transport, greeting, "its answer is not valid HTTP"),
+            (transport, endless, "its answer is not valid HTTP"),
             (transport, secure.replace("https:", "http:"), "it closed the connection without an answer"),
             (transport, vanishing, "it closed the connection without an answer"),
         ):

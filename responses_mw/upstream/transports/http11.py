@@ -257,7 +257,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end()
         elif not self._chunks and self._buffered > _MAX_BUFFERED and not self._over:
             self._status = 0  # if nobody has seen the status yet, the error takes its place
-            self._end(httpx.RemoteProtocolError("The server's headers, trailers or chunk extensions are too long"))
+            self._parse_failed(ValueError("its headers, trailers or chunk extensions are too long"))
         elif self._take is not None and len(self._chunks) == 1 and self._is_taken(self._take):
             return
         elif self._buffered > _MAX_BUFFERED and not self._over:
