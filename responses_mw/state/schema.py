@@ -214,7 +214,8 @@ def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
 def json_size(blob: bytes, start: int = 0) -> int:
     """Return the uncompressed size in bytes of the value that begins at index `start` of `blob`."""
     if blob[start : start + 1] == b"Z":
-        return int(blob[start + 1 : start + 16].partition(b":")[0])
+        with reading("value"):
+            return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1
 
 

@@ -139,6 +139,14 @@ async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Pl
     assert everything(server) == before
 
 
+async def test_a_turn_without_a_size_is_reported_as_damaged(state: State, server: Plain) -> None:
+    response = await respond(state, Chain.new(), "x")
+    segment = next(iter(turns(server)))
+    server.lset(segment, 0, server.lindex(segment, 0)[:25] + b"Zstandard:")
+    with pytest.raises(Damaged):
+        await state.responses.chain(response, ALICE)
+
+
 async def test_a_turn_in_a_form_that_is_not_known_is_not_guessed_at(state: State, server: Plain) -> None:
     response = await respond(state, Chain.new(), "x")
     segment = next(iter(turns(server)))

@@ -209,6 +209,14 @@ async def test_a_foreign_value_in_a_conversation_is_reported_as_damaged(
         await state.conversations.get(conversation_id, ALICE)
 
 
+async def test_an_item_without_a_size_is_reported_as_damaged(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "a")
+    items = next(key for key in server.keys("*:c:items"))
+    server.hset(items, server.hkeys(items)[0], "Zstandard:")
+    with pytest.raises(Damaged):
+        await state.conversations.chain(conversation_id, ALICE)
+
+
 async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "a")
     server.hset(next(key for key in server.keys("*:c")), "v", 2)
