@@ -12,7 +12,17 @@ from ..lua import Script, load
 from ..threads import by_size
 from .client import Args, Client
 from .errors import Missing, OverBound, check_answer
-from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, reading, unpack_items
+from .schema import (
+    Address,
+    MemoryBudget,
+    check_version,
+    conversation_key,
+    conversation_tag,
+    item_blobs,
+    json_size,
+    reading,
+    unpack_items,
+)
 from .values import Chain, Conversation, Item, Page, StateOptions, no_such_cursor
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
@@ -146,7 +156,7 @@ class Conversations:
         present = [blob for blob in blobs if blob is not None]
         if len(present) < len(blobs):
             raise Missing("Conversation", conversation_id)
-        return await by_size(sum(map(json_size, present)), unpack_items, present, self._max_memory)
+        return await by_size(sum(map(json_size, present)), unpack_items, present, MemoryBudget(self._max_memory))
 
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
         """Return the script's reply without its verdict, or None if the item in `args` does not exist."""

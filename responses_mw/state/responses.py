@@ -17,6 +17,7 @@ from .conversations import Conversations
 from .errors import Deleted, Fenced, Missing, OverBound, check_answer
 from .schema import (
     Address,
+    MemoryBudget,
     check_version,
     conversation_key,
     item_address,
@@ -28,6 +29,7 @@ from .schema import (
     response_address,
     turn_text,
     unpack,
+    unpack_items,
     unpack_turns,
 )
 from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, StoredTurn, page
@@ -89,7 +91,7 @@ class Responses:
                 request = await by_size(json_size(job), unpack, job)
                 return Stored({**head, "status": status.decode(), "output": []}, request["input"], bool(lost))
             if turn is not None:
-                [made] = await by_size(json_size(turn, RANDOM_LENGTH), unpack_turns, [turn])
+                [made] = await by_size(json_size(turn, RANDOM_LENGTH), unpack_turns, [turn], MemoryBudget())
                 if made.owner == address.random:
                     return Stored({**head, "output": made.output}, made.input)
         raise Missing("Response", response_id)
@@ -121,7 +123,7 @@ class Responses:
         """Return a mapping from these ids to the owner's stored items.
 
         For each item that a response created, the whole turn of the response is read. Raises Missing if an item does not exist,
-        or OverBound if these turns and items are larger than a history may be.
+        or OverBound if these turns and items have more bytes, or take more memory, than a history may.
         """
         wanted = list(dict.fromkeys(item_ids))
         groups: dict[Address, list[str]] = {}
@@ -133,6 +135,7 @@ class Responses:
         made: dict[Address, dict[str, Item]] = {address: {} for address in groups}
         found: dict[str, Item] = {}
         left = max_bytes = self._options.chain_bytes
+        budget = MemoryBudget(self._options.chain_memory)
         for begin in range(0, len(calls), CALLS_AT_ONCE):
             some = calls[begin : begin + CALLS_AT_ONCE]
             asked: list[Call] = [
@@ -146,7 +149,7 @@ class Responses:
                 left -= size
                 if reply == b"bound" or left < 0:
                     raise OverBound(f"The responses with the referenced items have more than {max_bytes} bytes.", param="input")
-                found |= await by_size(size, _items, address, ids, reply, made[address])
+                found |= await by_size(size, _items, address, ids, reply, made[address], budget)
         return {item_id: found[item_id] for item_id in wanted}
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
@@ -207,8 +210,8 @@ class Responses:
         replies = await self._client.pipeline([("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges])
         if any(len(blobs) != length for blobs, (_, length) in zip(replies, ranges, strict=True)):
             return []
-        turns, max_memory = [blob for blobs in replies for blob in blobs], self._options.chain_memory
-        return await by_size(sum(json_size(turn, RANDOM_LENGTH) for turn in turns), unpack_turns, turns, max_memory)
+        turns, budget = [blob for blobs in replies for blob in blobs], MemoryBudget(self._options.chain_memory)
+        return await by_size(sum(json_size(turn, RANDOM_LENGTH) for turn in turns), unpack_turns, turns, budget)
 
     async def commit(
         self,
@@ -311,15 +314,17 @@ def _size(reply: Sequence[bytes | None]) -> int:
     return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
 
 
-def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
+def _items(
+    address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item], budget: MemoryBudget
+) -> dict[str, Item]:
     """Return a mapping from ids to the items in a reply. If the reply contains the response's turn, add its items to `made`."""
     blob, *blobs = reply
-    for turn in unpack_turns([blob]) if blob is not None else []:
+    for turn in unpack_turns([blob], budget) if blob is not None else []:
         if turn.owner == address.random:
             made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
     found = {}
     for item_id, stored in zip(ids, blobs, strict=True):
-        item = made.get(item_id) or (unpack(stored) if stored is not None else None)
+        item = made.get(item_id) or (unpack_items([stored], budget)[0] if stored is not None else None)
         if item is None:
             raise Missing("Item", item_id)
         found[item_id] = item

@@ -233,21 +233,34 @@ def turn_owner(turn: bytes) -> str:
     return turn[:RANDOM_LENGTH].decode()
 
 
-def unpack_items(blobs: Sequence[bytes], max_memory: int) -> list[Item]:
-    """Decode stored items. Raises the errors of `unpack`, or OverBound if the items take more than `max_memory` bytes."""
-    try:
+class MemoryBudget:
+    """The bytes of memory that the values of a history may still take."""
+
+    def __init__(self, maximum: float = inf) -> None:
+        self._left = maximum
+
+    def checked(self, values: Iterable[Any], texts: Sequence[bytes | memoryview]) -> Iterator[Any]:
+        """Yield each of the `values` that are decoded from `texts`. Raises OverBound before they take too much memory."""
+        for value, text in zip(values, texts, strict=True):
+            self._left -= memory(value, bytes(text))
+            if self._left < 0:
+                raise OverBound("The history takes too much memory, because it has too many small values.")
+            yield value
+
+
+def unpack_items(blobs: Sequence[bytes], budget: MemoryBudget) -> list[Item]:
+    """Decode stored items. Raises the errors of `unpack` and of `budget`."""
+    with reading("value"):
         texts = [_text(blob, 0) for blob in blobs]
-        return list(_bounded(map(orjson.loads, texts), texts, max_memory))
-    except _NO_JSON:
-        raise Damaged("value") from None
+        return list(budget.checked(map(orjson.loads, texts), texts))
 
 
-def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[StoredTurn]:
-    """Decode stored turns. Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
+def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTurn]:
+    """Decode stored turns. Raises the errors of `budget`.
 
-    Raises OverBound if the turns take more than `max_memory` bytes of memory.
+    Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
     """
-    try:
+    with reading("history"):
         # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
         if sum(map(len, texts)) > MAX_INLINE_BYTES:  # one by one, so that other threads can run in between
@@ -256,19 +269,5 @@ def unpack_turns(turns: Sequence[bytes], max_memory: float = inf) -> list[Stored
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
             StoredTurn(turn_owner(turn), value["input"], value["output"], len(text))
-            for turn, text, value in zip(turns, texts, _bounded(values, texts, max_memory), strict=True)
+            for turn, text, value in zip(turns, texts, budget.checked(values, texts), strict=True)
         ]
-    except _NO_JSON:
-        raise Damaged("history") from None
-
-
-def _bounded(values: Iterable[Any], texts: Sequence[bytes | memoryview], max_memory: float) -> Iterator[Any]:
-    """Yield each of the `values` that are decoded from `texts`.
-
-    Raises OverBound before the values take more than `max_memory` bytes of memory.
-    """
-    for value, text in zip(values, texts, strict=True):
-        max_memory -= memory(value, bytes(text))
-        if max_memory < 0:
-            raise OverBound("The history takes too much memory, because it has too many small values.")
-        yield value

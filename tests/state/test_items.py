@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import BadRequest
-from responses_mw.ids import RunIds
+from responses_mw.ids import RunIds, random_part
 from responses_mw.state import Batch, Chain, Missing, OverBound, State, StateOptions, connect
 from responses_mw.state.schema import item_address
-from tests.state.test_conversations import converse
-from tests.support.stored import ALICE, BOB, continued, message, respond, texts
+from tests.state.test_conversations import converse, some_items
+from tests.support.stored import ALICE, BOB, continued, made, message, respond, texts
 
 if TYPE_CHECKING:
     from tests.support.valkey import Plain, Server
@@ -131,6 +131,22 @@ async def test_references_into_more_bytes_than_a_chain_has_are_refused(open_stat
             await bounded.responses.resolve(ids, ALICE)
     finally:
         await bounded.aclose()
+
+
+async def test_references_to_small_values_are_not_decoded_beyond_the_memory_of_a_history(state: State) -> None:
+    bounded, ids = State(state.client, StateOptions(chain_memory=5_000_000)), []
+    conversation_id = await converse(state, "hi")
+    for _ in range(3):
+        document, given = made(Chain.new(), "x")
+        given[0]["more"] = [[]] * 10_000
+        await state.responses.commit(Chain.new(), document, given, ALICE, random_part())
+        [item] = some_items(conversation_id, "x")
+        await state.conversations.append(conversation_id, [{**item, "more": [[]] * 10_000}], ALICE)
+        ids.append([given[0]["id"], item["id"]])
+    for some in zip(*ids, strict=True):
+        assert len(await bounded.responses.resolve(some[:2], ALICE)) == 2
+        with pytest.raises(OverBound, match="too many small values"):
+            await bounded.responses.resolve(some, ALICE)
 
 
 async def test_a_reference_into_a_deleted_response_is_found_in_its_conversation(state: State) -> None:
