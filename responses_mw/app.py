@@ -108,6 +108,7 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             ttl_seconds=settings.state.ttl,
             response_bytes=settings.limits.max_request_bytes,
             chain_bytes=2 * settings.limits.max_request_bytes,
+            chain_memory=16 * settings.limits.max_request_bytes,
             owner_bytes=settings.limits.stored_bytes,
             patience=COMMIT_TIMEOUTS * settings.redis.timeout,
         )
