@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,10 +34,16 @@ UNREACHABLE = 502
 _KEEPALIVE_EXPIRY = 4.0
 _MAX_ADDRESSES = 8
 _MAX_CONNECTIONS = 100
-MAX_VALUES = 100_000
-"""Maximum number of JSON values in a response or stream. The SDK may block the event loop for 10 microseconds per value."""
+MAX_VALUES = 250_000
+"""Maximum number of JSON values in a response or stream, as in a result with 1 MiB of numbers.
+
+The SDK may block the event loop for 10 microseconds per value.
+"""
 MAX_STREAMS = 100
-"""Maximum number of GET requests of a session. The SDK opens a stream again when the server closes it, even immediately."""
+"""Maximum number of GET requests of a session, in addition to one per second.
+
+The SDK opens a stream again when the server closes it, even immediately. A server may also let its clients poll for results.
+"""
 _LINE_END = re.compile(rb"[\r\n]")
 # An attacker's name servers can delay lookups for many seconds. Lookups of operators' hosts must not wait for these threads.
 _RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="resolver")
@@ -134,7 +141,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.session_id: str | None = None
         """The session id that the server assigned, or None."""
         self._allow_private, self._max_bytes = allow_private, max_bytes
-        self._streams_left = MAX_STREAMS
+        self._began = time.monotonic()
+        self._streams = 0
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=system_tls(),
             max_connections=_MAX_CONNECTIONS,
@@ -144,8 +152,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
-            self._streams_left -= 1
-            if self._streams_left < 0:
+            self._streams += 1
+            if self._streams > MAX_STREAMS + time.monotonic() - self._began:
                 return _fault(UNREACHABLE, "it closed too many streams")
         try:
             received = await self._send(request)

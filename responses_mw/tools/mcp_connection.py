@@ -35,7 +35,7 @@ _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 # Errors that the SDK raises for malformed messages, and that orjson raises for integers of more than 64 bits.
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
 _BROKEN = "it closed the connection before its answer was complete"
-_MALFORMED = "its answer is malformed, or too large"
+_MALFORMED = "its answer is malformed, is too large, or has too many JSON values"
 
 
 class MCPConnection:

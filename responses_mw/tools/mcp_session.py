@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -32,7 +33,10 @@ _CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts connections immediat
 _DELETE_TIMEOUT = 1.0  # seconds
 _MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES + 64 * 1024  # a response may contain a result twice, with escaped characters
 MAX_SERVER_REQUESTS = 200
-"""Maximum number of requests, such as pings, that a server may send in a session. The SDK answers each in a task of its own."""
+"""Maximum number of requests, such as pings, that a server may send in a session, in addition to one per second.
+
+The SDK answers each request in a task of its own.
+"""
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
@@ -224,7 +228,8 @@ class _Incoming:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._left = MAX_SERVER_REQUESTS
+        self._began = time.monotonic()
+        self._requests = 0
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -238,8 +243,8 @@ class _Incoming:
 
     async def __anext__(self) -> Any:
         received = await anext(self._stream)
-        self._left -= isinstance(getattr(received, "message", None), JSONRPCRequest)
-        if self._left < 0:
+        self._requests += isinstance(getattr(received, "message", None), JSONRPCRequest)
+        if self._requests > MAX_SERVER_REQUESTS + time.monotonic() - self._began:
             raise StopAsyncIteration
         return received
 

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -282,11 +283,15 @@ async def test_a_body_of_too_many_values_is_not_read(
 async def test_a_server_that_closes_its_streams_is_asked_for_only_so_many(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(guarded_transport, "time", clock)
     monkeypatch.setattr(guarded_transport, "MAX_STREAMS", 2)
     url = serve(answering(200, b"retry: 0\n\n", [(b"content-type", b"text/event-stream")]))
     async with httpx2.AsyncClient(transport=GuardedTransport(1000, allow_private=True), trust_env=False) as client:
         assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 502]
         assert (await client.post(url)).status_code == 200
+        clock.monotonic = lambda: 3.0
+        assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 502]
 
 
 async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:

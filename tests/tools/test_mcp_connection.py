@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -369,6 +371,17 @@ async def test_a_server_that_pings_without_end_loses_its_session(
             await weather.list_tools()
 
 
+@pytest.mark.parametrize("server", ["streamable with sessions", "SSE"], indirect=True)
+async def test_a_server_may_ping_every_second(server: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("responses_mw.tools.mcp_session.MAX_SERVER_REQUESTS", 0)
+    monkeypatch.setattr("responses_mw.tools.mcp_session.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    ping = b'event: message\ndata: {"jsonrpc":"2.0","id":"p","method":"ping"}\n\n'
+    answer = b'event: message\r\ndata: {"jsonrpc":"2.0","id":'
+    async with aclosing(connection(server(lambda app: Preceded(app, answer, ping)))) as weather:
+        assert await weather.list_tools()
+
+
 async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> None:
     watched = Watched(streamable())
     url = serve(watched).replace("127.0.0.1", "localhost")
@@ -547,7 +560,7 @@ async def test_a_schema_with_a_number_that_cannot_be_written_again_is_malformed(
 async def test_an_answer_of_many_small_values_is_not_decoded(altered: Callable[[bytes, bytes], str]) -> None:
     values = b'"type":"object","x":[%b1]' % (b"{}," * 20_000)
     async with aclosing(connection(altered(b'"type":"object"', values))) as weather:
-        with pytest.raises(UpstreamError, match="malformed, or too large"):
+        with pytest.raises(UpstreamError, match="malformed, is too large"):
             await weather.list_tools()
 
 
