@@ -13,7 +13,8 @@ from ..protocol.tool_kinds.registry import WEB_SEARCH
 from ..protocol.types import Tool
 from ..settings.groups import SearchSettings, ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
-from .search import PROVIDERS, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider, plain_host
+from .mcp_search import MCPSearch
+from .search import PROVIDERS, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
 """Maps `search_context_size` to the maximum number of results and the maximum number of characters per result."""

@@ -28,7 +28,7 @@ from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
 from responses_mw.protocol.tool_kinds.client_defined import as_pattern
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
-from responses_mw.tools.search import _read
+from responses_mw.tools.mcp_search import _read
 
 TIMES = 4
 MOST = 2.2 * TIMES

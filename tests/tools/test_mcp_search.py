@@ -10,7 +10,8 @@ import pytest
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
 from responses_mw.tools import ToolResult
-from responses_mw.tools.search import MCPSearch, Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.mcp_search import MCPSearch
+from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProvider
 from tests.support.configured import make_settings
 
 from .context import context
