@@ -87,9 +87,10 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    None until then. JSON responses are sent after the whole answer, which is usually one chunk. A stream's headers are sent
-    after the first chunk or after `upstream.status_grace`, whichever comes first. None for cache hits, repeated and background
-    creates, and errors before the first chunk. Turns that summarize the history are not measured.
+    None until then, and if this request needs no answer of the upstream: for cache hits, repeated and background creates, and
+    refused requests. It is set for all other creates. A JSON response is sent after the last turn. A stream's headers are sent
+    after the first chunk or after `upstream.status_grace`, whichever comes first. If a turn first summarizes the history, the
+    next turn is measured.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored

@@ -67,6 +67,18 @@ async def repeated(start: Start, upstream: ScriptedUpstream, headers: dict[str, 
     return await post(ours, {**headers, **key}, stream=stream)
 
 
+async def with_new_key(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    upstream.stream(*HELLO)
+    return await post(start(upstream__status_grace=5), {**headers, "idempotency-key": "1"}, stream=stream)
+
+
+async def not_cached(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
+    upstream.stream(*HELLO)
+    response = await post(start(cache__mode="exact", upstream__status_grace=5), headers, stream=stream)
+    assert response.headers["x-responses-cache"].startswith("miss")
+    return response
+
+
 async def cached(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
     ours = start(cache__mode="exact")
     upstream.whole(HI)
@@ -90,7 +102,7 @@ async def of_responses_api(start: Start, _: ScriptedUpstream, headers: dict[str,
     return await post(start(upstream=theirs, upstream__api="responses", upstream__status_grace=5), headers, stream=stream)
 
 
-_BOTH = (completed, refused, invalid, repeated, cached, background, of_responses_api)
+_BOTH = (completed, refused, invalid, with_new_key, repeated, not_cached, cached, background, of_responses_api)
 CREATES: dict[str, Create] = {
     **{
         f"{each.__name__}, {'stream' if stream else 'json'}": partial(each, stream=stream)
@@ -100,5 +112,6 @@ CREATES: dict[str, Create] = {
     **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page)},
 }
 """Functions that send one create with the given headers and return the response, by a description of the response."""
-HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(("completed", "broken_off", "of_responses_api"))}
-"""The creates whose headers are sent after the first chunk of the upstream's answer. For the others, there is no chunk."""
+_ANSWERED = ("completed", "with_new_key", "not_cached", "broken_off", "of_responses_api")
+HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(_ANSWERED)}
+"""The creates whose headers are sent after the first chunk of the upstream's answer. The others do not wait for a chunk."""
