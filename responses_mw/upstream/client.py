@@ -15,12 +15,11 @@ from .. import ids
 from ..errors import BadRequest, UpstreamError
 from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
-from ..protocol.request.checks import has_more_values
 from ..protocol.types import ChatRequest
 from ..settings.groups import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
-from .stream import MAX_VALUES, ChatStream, ResponsesStream
+from .stream import ChatStream, ResponsesStream, check_values
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +82,7 @@ class Upstream:
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         if response.status_code >= 300:
             raise await self._fault(response, caller)
-        if has_more_values(response.content, MAX_VALUES):
-            raise UpstreamError(f"The upstream sent more than {MAX_VALUES} values at once.")
+        check_values(response.content)
         try:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError:

@@ -20,8 +20,8 @@ from ..protocol.types import Chunk
 from .errors import from_frame, is_error
 
 _TICKS = 8
-MAX_VALUES = 4_000_000
-"""Maximum number of JSON values in a frame or a body, as in 20,000 tokens with 20 alternatives. Each takes 64 bytes."""
+MAX_VALUES = 6_000_000
+"""Maximum number of JSON values in a frame or a body, as in 30,000 tokens with 20 alternatives. Each takes 64 bytes."""
 _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
@@ -232,9 +232,14 @@ class _NotJSON(UpstreamError):
     """A frame or a whole body is not JSON."""
 
 
+def check_values(data: bytes) -> None:
+    """Raise `UpstreamError` if a JSON text has too many values to decode it."""
+    if has_more_values(data, MAX_VALUES):
+        raise UpstreamError(f"The upstream sent more than {MAX_VALUES} JSON values at once.")
+
+
 def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
-    if len(data) > MAX_VALUES and has_more_values(data, MAX_VALUES):
-        raise UpstreamError(f"The upstream sent more than {MAX_VALUES} values at once.")
+    check_values(data)
     try:
         decoded = loads(data)
     except orjson.JSONDecodeError:

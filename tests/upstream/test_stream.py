@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from responses_mw.errors import UpstreamBrokeOff, UpstreamError
-from responses_mw.upstream.stream import ChatStream, ResponsesStream
+from responses_mw.upstream.stream import ChatStream, ResponsesStream, check_values
 
 pytestmark = pytest.mark.anyio
 
@@ -98,10 +98,16 @@ async def test_a_whole_answer_has_no_halves_of_characters(kind: type[ChatStream]
     assert stream.done
 
 
+def test_an_answer_of_30000_tokens_with_20_alternatives_is_decoded() -> None:
+    token = b'{"token":"word","logprob":-12.345678901234567,"bytes":[119,111,114,100]%b}'
+    tokens = b",".join([token % (b',"top_logprobs":[%b]' % b",".join([token % b""] * 20))] * 30_000)
+    check_values(b'{"content":[%b]}' % tokens)
+
+
 @pytest.mark.parametrize("media_type", ["text/event-stream", "application/json"])
 async def test_an_answer_of_too_many_values_is_not_decoded(monkeypatch: pytest.MonkeyPatch, media_type: str) -> None:
     monkeypatch.setattr("responses_mw.upstream.stream.MAX_VALUES", 100)
     body = b'{"choices":[{"delta":{},"x":[%b1]}]}' % (b"{}," * 50)
     frame = b"data: " + body + b"\n\n" if media_type == "text/event-stream" else body
-    with pytest.raises(UpstreamError, match="more than 100 values"):
+    with pytest.raises(UpstreamError, match="more than 100 JSON values"):
         await read(opened(Answer(frame), media_type=media_type), [])
