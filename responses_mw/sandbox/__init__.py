@@ -35,7 +35,7 @@ class SandboxSettings(BaseSettings):
         16,
         gt=0,
         le=1000,
-        description="maximum number of containers; a further one replaces the one that has been idle for longest",
+        description="maximum number of containers; a further one replaces an idle one of the owner with the most containers",
     )
     keep: float = Field(1200.0, gt=0, description="time that a container is kept after its last call, in seconds")
     first_uid: int = Field(

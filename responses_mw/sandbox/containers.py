@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
@@ -146,10 +147,15 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot. If there is none, stop the container that has been idle for longest and wait for its slot."""
+        """Return a free slot. If there is none, stop an idle container and wait for its slot.
+
+        The container is one of the owner with the most containers, and has been idle for longest. An owner who makes many
+        containers therefore loses their own.
+        """
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:
-                self._discard(min(idle, key=lambda container: container.last_used))
+                counts = Counter(container.owner for container in self._live.values())
+                self._discard(min(idle, key=lambda container: (-counts[container.owner], container.last_used)))
             if not self._ending:
                 raise SandboxError(f"All {self._settings.max_containers} containers are in use. Try again later.")
             await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)

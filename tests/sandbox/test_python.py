@@ -129,6 +129,14 @@ async def test_the_container_idle_for_longest_makes_room_for_a_new_one(launch: L
     assert await sandbox.value("x", first) == "1"
 
 
+async def test_an_owner_of_many_containers_loses_their_own(launch: Launch) -> None:
+    sandbox = launch(BEST, max_containers=3)
+    first = (await sandbox.run("x = 1", owner="alice"))["container_id"]
+    for _ in range(4):
+        await sandbox.run("y = 1", owner="bob")
+    assert (await sandbox.run("x", first, owner="alice"))["result"] == "1"
+
+
 async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=1, call_timeout=50)
     async with anyio.create_task_group() as tasks:

@@ -19,6 +19,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.processes import free_port
+from responses_mw.auth import CONTAINER_OWNER_HEADER
 from tests.support.paths import ROOT
 
 CONFINE = Path(__file__).with_name("confine.py")
@@ -41,24 +42,24 @@ class Sandbox:
         return self.level in STRONG
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """A new MCP client. It does not load the certificates of public servers, which takes longer than a call."""
+    async def client(self, owner: str = "") -> AsyncIterator[Client]:
+        """A new MCP client of an owner. It does not load the certificates of public servers, which takes longer than a call."""
         timeout = httpx2.Timeout(60, read=300)
         async with (
-            httpx2.AsyncClient(verify=False, trust_env=False, timeout=timeout) as http,
+            httpx2.AsyncClient(headers={CONTAINER_OWNER_HEADER: owner}, verify=False, trust_env=False, timeout=timeout) as http,
             Client(streamable_http_client(f"{self.url}/mcp", http_client=http)) as client,
         ):
             yield client
 
-    async def run(self, code: str, container_id: str = "auto") -> dict[str, Any]:
+    async def run(self, code: str, container_id: str = "auto", owner: str = "") -> dict[str, Any]:
         """Runs a cell, and gives the structured result."""
-        result = await self.call(code, container_id)
+        result = await self.call(code, container_id, owner)
         assert result.structured_content is not None, result.content
         structured: dict[str, Any] = result.structured_content
         return structured
 
-    async def call(self, code: str, container_id: str = "auto") -> Any:
-        async with self.client() as client:
+    async def call(self, code: str, container_id: str = "auto", owner: str = "") -> Any:
+        async with self.client(owner) as client:
             return await client.call_tool("python", {"code": code, "container_id": container_id})
 
     async def value(self, code: str, container_id: str = "auto") -> str | None:
