@@ -30,7 +30,7 @@ from ..telemetry.setup import set_up_logs, set_up_sdk
 from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.prompts import PrefillProof
-from .serve import ServeSettings, announce, check_ports, serve, summary
+from .serve import ServeSettings, allow_open_files, announce, check_ports, serve, summary
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class WorkerCommand(Settings):
         }
         if missing := [name for name, value in required.items() if not value]:
             sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
+        allow_open_files()
         try:
             asyncio.run(work(self))
         except StartupError as error:

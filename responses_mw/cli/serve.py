@@ -56,6 +56,7 @@ class ServeSettings(Settings):
 
 def serve(settings: ServeSettings) -> None:
     """Serve until a signal stops the process."""
+    allow_open_files()
     if settings.processes > 1:
         sys.exit(_supervise(settings))
     _run_server(settings, lambda server, facts: _announce_server(settings, server.address, facts))
@@ -111,6 +112,15 @@ def _run_server(
     server.run([listener] if listener is not None else None)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard limit. Many systems set it to 1,024, and a stream has two connections."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_ports(settings: ServeSettings) -> None:

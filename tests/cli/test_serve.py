@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,19 @@ def test_an_idle_server_stops_without_a_word(launch: Launch, redis_url: str) -> 
     server.wait_for("admin port")
     assert server.end() == 0
     assert "stopping" not in server.output
+
+
+def test_as_many_files_as_the_system_permits_can_be_open(launch: Launch, redis_url: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    common = ("--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    try:
+        commands = [launch("serve", "--port=0", *common), launch("worker", *common)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for command, said in zip(commands, ("listens on", "runs background responses"), strict=True):
+        command.wait_for(said)
+        assert resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None:
