@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 1024
 """Bytes of an incomplete head or of trailers after which a request is refused. One more read may arrive before that."""
+MAX_PIPELINED = 32
+"""Maximum number of requests that wait for the responses to earlier requests of their connection."""
 END_TIMEOUT = 12.0
 """Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
 
@@ -108,7 +110,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol with checks of upgrade requests, and with a limit on the size of heads and trailers.
+    """uvicorn's httptools protocol with checks of upgrade requests, and with limits on heads, trailers and pipelined requests.
 
     An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
     connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
@@ -131,6 +133,8 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_size = 0
+        if len(self.pipeline) >= MAX_PIPELINED:  # uvicorn would queue all, even while it has paused reading
+            raise BadRequest("Too many requests wait for a response on this connection.")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             cast("dict[str, Any]", self.scope)[BODY_WRITER] = BodyWriter(self.transport, self.flow)

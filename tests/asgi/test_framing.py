@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from responses_mw import create_app
-from responses_mw.asgi.listener import MAX_HEAD, HTTPProtocol
+from responses_mw.asgi.listener import MAX_HEAD, MAX_PIPELINED, HTTPProtocol
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports.asgi import ASGITransport
 from responses_mw.upstream.transports.http11 import NetworkTransport
@@ -209,6 +209,18 @@ def test_a_long_head_and_a_long_body_pass(listening: Listening, recording: Recor
     answer = portal.call(talk, listening("serve"), [head, body[:MAX_HEAD], body[MAX_HEAD:]], 20.0)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert [request.body for request in recording.requests] == [body]
+
+
+def test_few_requests_wait_for_the_response_to_an_earlier_one(listening: Listening, portal: BlockingPortal) -> None:
+    async def whole(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/x HTTP/1.1\r\nHost: h\r\n\r\n" * 1000)
+        async with asyncio.timeout(60):
+            received = await reader.read()
+        writer.close()
+        return received
+
+    assert portal.call(whole, listening("serve")).count(b"HTTP/1.1 200 ") == 1 + MAX_PIPELINED
 
 
 def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, portal: BlockingPortal) -> None:
