@@ -39,7 +39,7 @@ class InvalidEnvelope(ValueError):
 
 
 def is_envelope(text: str) -> bool:
-    """Return whether `text` has the form of an envelope. Its key may be unknown."""
+    """Return whether `text` looks like an envelope. It may still be damaged or sealed with an unknown key."""
     return text.startswith(f"{_SCHEME}.")
 
 

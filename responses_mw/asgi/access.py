@@ -155,7 +155,7 @@ class RateLimits:
             self._open[caller.owner].add(name)
 
     async def end_stream(self, scope: Scope) -> None:
-        """Stop counting the stream with this `scope` as open. If it was not counted, do nothing."""
+        """Remove the stream of this `scope` from the open streams of its owner. Do nothing if the stream was not counted."""
         if _STREAM in scope:
             owner, name = scope[_STREAM]
             self._open[owner].discard(name)

@@ -49,7 +49,7 @@ TRY_AGAIN_LATER = 1013
 
 
 class BodyWriter:
-    """Writes to the chunked body of a response that has started. Unlike `send`, it needs no coroutine."""
+    """Writes directly to the chunked body of a response that has started. Unlike ASGI's `send`, `write` is not awaited."""
 
     __slots__ = ("_flow", "_transport")
 

@@ -162,10 +162,10 @@ class HTTPProtocol(HttpToolsProtocol):
         return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse invalid data with a 400, and close the connection.
+        """Answer invalid data with a 400, and close the connection.
 
-        If an earlier request is unanswered or a response has started, send no 400. Close the connection after the response, or
-        immediately if the invalid data is in a body.
+        No 400 is sent if an earlier request is unanswered or a response has started. The connection is then closed after the
+        response, or immediately if the invalid data is in a body.
         """
         cycle = self.cycle
         is_unanswered = not self._is_idle() and cycle.more_body and not cycle.response_started and not self.pipeline

@@ -167,7 +167,7 @@ def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
 
 
 class VectorTable:
-    """A table of vectors, each with an id and an expiry (ms), in the order of their addition."""
+    """Vectors, each with an id and an expiry (ms), ordered from oldest to newest. A replaced vector becomes the newest."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions

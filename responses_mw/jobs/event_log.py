@@ -164,7 +164,8 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another process has the job, `Deleted` if the response was deleted, or `StateUnavailable` without Redis.
+    Raises `Fenced` if another worker has taken over the job, `Deleted` if the response was deleted, or `StateUnavailable` if
+    Redis fails.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""

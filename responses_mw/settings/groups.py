@@ -160,7 +160,7 @@ class UpstreamSettings(Group):
 
 
 class ServerSettings(Group):
-    """Interface to clients, shutdown, logs and the admin port."""
+    """Client interface, shutdown, logs and the admin port."""
 
     base_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field("", pattern="^(/.*)?$")
     """path prefix before /v1, e.g. /openai"""

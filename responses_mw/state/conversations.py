@@ -78,7 +78,7 @@ class Conversations:
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation as a history. `Responses.commit` appends the items of a response to the conversation."""
+        """Return the conversation as a history for a new response. `Responses.commit` appends the response's items to it."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 

@@ -249,14 +249,14 @@ class MemoryBudget:
 
 
 def unpack_items(blobs: Sequence[bytes], budget: MemoryBudget) -> list[Item]:
-    """Decode stored items. Raises the errors of `unpack` and of `budget`."""
+    """Decode stored items. Raises the errors of `unpack`, or OverBound if the items exceed `budget`."""
     with reading("value"):
         texts = [_text(blob, 0) for blob in blobs]
         return list(budget.checked(map(orjson.loads, texts), texts))
 
 
 def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTurn]:
-    """Decode stored turns. Raises the errors of `budget`.
+    """Decode stored turns. Raises OverBound if the turns exceed `budget`.
 
     Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
     """

@@ -39,9 +39,9 @@ _MALFORMED = "its answer is malformed, is too large, or has too many JSON values
 
 
 class MCPConnection:
-    """A connection to the MCP server `target`. Its session is opened on first use, and again after it was lost.
+    """A connection to the MCP server `target`. The session is opened on first use, and reopened if it is lost.
 
-    The caller must call `aclose`, from any task. The other methods may be called concurrently.
+    The caller must call `aclose`. Any task may do so. The other methods may be called concurrently.
     """
 
     def __init__(self, target: MCPTarget) -> None:

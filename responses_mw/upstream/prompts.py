@@ -1,7 +1,7 @@
 """Count the tokens of prompts, truncate histories (`truncation: auto`), and check that interrupted messages can be continued.
 
-The server's tokenizer counts a prompt that contains only text, if it accepts every parameter that the chat template uses.
-Otherwise, a short completion is requested, and the number of tokens is read from its `usage`.
+The server's tokenizer is used if the prompt contains only text and the tokenizer accepts every parameter that the chat template
+uses. Otherwise, the number of tokens is read from the `usage` of a short completion.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Server:
         return None
 
     async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        """Return the end of the rendered `chat` as text. `tokens` are the last prompt tokens."""
+        """Return the rendered `chat`, or at least its end, as text. `tokens` are the last tokens of the rendered `chat`."""
         return None
 
     async def count_text(self, model: str, text: str) -> int:

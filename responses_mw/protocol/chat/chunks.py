@@ -81,7 +81,7 @@ class SurrogateHalves:
         return chunk
 
     def join(self, chunk: Any) -> list[Any]:
-        """Join the texts of a decoded chunk or event with those held back. Return the chunks that are complete, in order."""
+        """Join the halves at the start of `chunk`'s texts with those held back. Return the chunks that are ready, in order."""
         if not (self._held or self._has_halves):
             return [chunk]
         self._has_halves = False

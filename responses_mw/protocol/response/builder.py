@@ -132,7 +132,7 @@ class ResponseBuilder(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether the turn is complete if the upstream's stream ends now."""
+        """Whether the turn would be complete if the upstream ended its stream now."""
 
     @property
     def phase(self) -> Phase:
@@ -147,10 +147,10 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Expect an answer that continues the message so far, `text`.
+        """Prepare for an answer that continues `text`, the message so far.
 
-        `usage` is the chat usage of the request and `text`, or None if the tokens cannot be counted. If `is_trimmed`, the
-        upstream does not see the white space at the end of `text`.
+        `usage` is the usage of the turn so far, as in a chat completion, or None if the tokens cannot be counted. If
+        `is_trimmed` is true, the upstream does not see the white space at the end of `text`.
         """
         raise NotImplementedError
 

@@ -90,7 +90,7 @@ class OutputReplay:
         return item
 
     def join(self) -> None:
-        """Add the collected deltas to all open items, to free their memory."""
+        """Join the collected deltas of each open item, so that their events can be freed."""
         for place in self.open:
             self.put(place)
 

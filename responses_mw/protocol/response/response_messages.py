@@ -128,10 +128,11 @@ def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[d
 
 
 def harmony_input(chat: ChatRequest, offered: Sequence[OfferedFunction] = ()) -> list[dict[str, Any]]:
-    """Convert the first chat request of a run to Harmony messages. `offered` are the functions in the request.
+    """Convert the first chat request of a run to Harmony messages. `offered` determines the recipient of each function.
 
-    The system message comes first. A developer message follows if there are instructions or client functions. If all tools are
-    built in, the instructions go to the system message, as in vLLM with `VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS`.
+    The system message comes first. The developer message follows, with the instructions and the client functions, if there are
+    any. If all tools are built in, the instructions are in the system message instead, as in vLLM with
+    `VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS`.
     """
     messages: list[Message] = list(chat["messages"])
     first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))

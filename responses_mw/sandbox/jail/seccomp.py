@@ -1,7 +1,7 @@
-"""The seccomp filter for containers. It refuses the network, access to other processes, and rarely used parts of the kernel.
+"""The seccomp filter for containers. It blocks network access, access to other processes, and rarely used parts of the kernel.
 
-A filter sees each argument as 64 bits, but the kernel uses only the lower 32 bits of an int. The filter compares only the lower
-32 bits, because the caller may set the upper bits to any value. A filter cannot read memory through pointers.
+The kernel reads only the lower 32 bits of an int argument, so the filter compares only these. The caller may set the upper bits
+to any value. The filter cannot follow pointers, so it cannot check paths or structures.
 """
 
 from __future__ import annotations
