@@ -157,8 +157,9 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
 
 
 def hits_of(answer: dict[str, Any], *path: str, text_member: str) -> list[SearchHit]:
-    """Return the results in the list at `path`. Each has the members `title` and `url`, and its text in `text_member`."""
-    return [SearchHit(text_of(row, "title"), text_of(row, "url"), text_of(row, text_member)) for row in rows_of(answer, *path)]
+    """Return the results in the list at `path`. Each has the members `title` and `url`, and text or texts in `text_member`."""
+    rows = rows_of(answer, *path)
+    return [SearchHit(text_of(row, "title"), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:
@@ -166,10 +167,10 @@ def text_of(row: dict[str, Any], *names: str) -> str:
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
 
 
-def texts_of(row: dict[str, Any], name: str) -> list[str]:
-    """Return the non-blank strings in the list `name`, or [] if the member is not a list."""
-    values = row.get(name)
-    return [value for value in values if isinstance(value, str) and value.strip()] if isinstance(values, list) else []
+def texts_of(row: dict[str, Any], *names: str) -> str:
+    """Return the non-blank strings in the members `names`, one per line. A member is a string or a list of strings."""
+    members = (value if isinstance(value := row.get(name), list) else [value] for name in names)
+    return "\n".join(text.strip() for member in members for text in member if isinstance(text, str) and text.strip())
 
 
 # -- countries ---------------------------------------------------------------------------------------------------------------
@@ -285,9 +286,9 @@ def _unaccented(name: str) -> str:
 
 
 def _brave_hit(row: dict[str, Any]) -> SearchHit:
-    text = "\n".join(filter(None, [text_of(row, "description"), *texts_of(row, "extra_snippets")]))
     # Titles and texts contain HTML entities, even if `text_decorations` is false.
-    return SearchHit(_unescaped(text_of(row, "title")), text_of(row, "url"), _unescaped(text))
+    text = _unescaped(texts_of(row, "description", "extra_snippets"))
+    return SearchHit(_unescaped(text_of(row, "title")), text_of(row, "url"), text)
 
 
 def _unescaped(text: str) -> str:

@@ -88,7 +88,7 @@ SAMPLES: dict[str, tuple[dict[str, Any], str | None]] = {
     "tavily": (TAVILY, "https://api.tavily.com/search"),
     "brave": (BRAVE, "https://api.search.brave.com/res/v1/web/search"),
 }
-"""A sample answer of each provider, and the complete URL of its searches if `search.url` is not required."""
+"""A sample answer of each provider, and the complete URL of its searches, or None if `search.url` is required."""
 Open = Callable[..., SearchProvider]
 
 
