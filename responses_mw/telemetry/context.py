@@ -87,10 +87,10 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    None until then, and if this request needs no answer of the upstream: for cache hits, repeated and background creates, and
-    refused requests. It is set for all other creates. A JSON response is sent after the last turn. A stream's headers are sent
-    after the first chunk or after `upstream.status_grace`, whichever comes first. If a turn first summarizes the history, the
-    next turn is measured.
+    Only the first turn counts, except one that summarizes the history. Without `stream`, the whole answer is usually one chunk.
+    None until then, and if there is no answer: for cache hits, repeated and background creates, refused requests, and upstreams
+    that fail. A JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
+    `upstream.status_grace`, whichever comes first.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored
