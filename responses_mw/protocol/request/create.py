@@ -13,6 +13,7 @@ from functools import partial
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from ...errors import BadRequest
+from ..response.text import MAX_TOP_LOGPROBS
 from ..types import Item, Tool
 from . import checks
 from .checks import Check, RequestLimits, among, closed_object
@@ -134,7 +135,7 @@ class CreateResponse:
     text: Annotated[dict[str, Any], closed_object(format=_format, verbosity=among("low", "medium", "high"))] = field(
         default_factory=dict
     )
-    top_logprobs: Annotated[int | None, partial(checks.integer, minimum=0, maximum=20)] = None
+    top_logprobs: Annotated[int | None, partial(checks.integer, minimum=0, maximum=MAX_TOP_LOGPROBS)] = None
     top_p: Annotated[float | None, partial(checks.number, minimum=0, maximum=1)] = None
     truncation: Annotated[str, among("auto", "disabled")] = "disabled"
     user: Annotated[str | None, checks.string] = None

@@ -15,7 +15,6 @@ from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
 Source = Mapping[str, Any]
 """A source found by a web search: `url`, `title` and `number`. The default `number` is the source's position, from 1."""
 
-
 MAX_TOP_LOGPROBS = 20
 # Maximum number of tokens without text, such as special tokens, with the log probabilities of a text.
 _MAX_EMPTY_TOKENS = 100
@@ -39,11 +38,12 @@ class OpenText:
 
     def add(self, text: str, logprobs: Any = None) -> None:
         """Add a piece of text and emit it as a delta. `logprobs` are the chat chunk's log probabilities, if requested."""
-        self.utf8 += text.encode()
+        utf8 = text.encode()
+        self.utf8 += utf8
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = [
                 {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry, "top_logprobs")[:MAX_TOP_LOGPROBS]]}
-                for entry in _entries(logprobs)[: len(text.encode()) + _MAX_EMPTY_TOKENS]
+                for entry in _entries(logprobs)[: len(utf8) + _MAX_EMPTY_TOKENS]
             ]
             self.part["logprobs"] += tokens
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
