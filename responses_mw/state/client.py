@@ -149,7 +149,9 @@ class Client:
         for command in commands:
             pipeline.execute_command(*command)
         replies: list[Any] = await pipeline.execute(raise_on_error=not contained)
-        for reply in replies:
+        for reply, command in zip(replies, commands, strict=True):
+            if isinstance(reply, exceptions.ReadOnlyError):
+                await self.redis.execute_command(*command)  # raises the error again, for which redis-py closes the connection
             if isinstance(reply, Exception) and not _is_damage(reply):
                 raise reply
         return replies

@@ -15,7 +15,7 @@ from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import load
 from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateOptions, StateUnavailable, connect
-from responses_mw.state.schema import Address, conversation_key, turn_owner
+from responses_mw.state.schema import Address, conversation_key, response_address, turn_owner
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
@@ -477,6 +477,23 @@ async def test_after_a_failover_behind_one_address_connections_move_to_the_new_p
         await respond(busy, Chain.new(), "two")
         assert (await idle.check()).errors == ("The server is a replica: nothing can be written to it.",)
         assert (await idle.check()).errors == ()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_failover_is_noticed_by_leases_that_cannot_be_renewed(start: Callable[..., Server], count: int) -> None:
+    old, new = start(), start()
+    held = [(RunIds(new_tag()).response, "token") for _ in range(count)]
+    async with wire(old.port) as line, opened(line.url) as state:
+        for server in (old, new):
+            with server.client() as client:
+                for job, token in held:
+                    client.hset(response_address(job).record, mapping={"v": 1, "status": "in_progress", "token": token})
+        assert await state.jobs.renew(held, 60) == [True] * count
+        line.port = new.port  # only new connections lead to the new primary
+        with old.client() as client:
+            client.replicaof("127.0.0.1", new.port)
+        assert await state.jobs.renew(held, 60) == [None] * count
+        assert await state.jobs.renew(held, 60) == [True] * count
 
 
 async def test_scripts_are_sent_again_to_a_redis_that_has_forgotten_them(state: State, server: Plain) -> None:
