@@ -100,7 +100,7 @@ class TurnLoop:
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
-        """Prepare the tools, make a compaction if one is due, and begin the first turn.
+        """Prepare the tools, compact the history if that is due, and begin the first turn.
 
         If a compaction or approved calls precede the first turn, `before` begins it. If another worker has completed the last
         turn, no turn begins.
@@ -137,7 +137,7 @@ class TurnLoop:
             await self._begin(run)
 
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
-        """Finish `turn`, run its tool calls, make a compaction if one is due, and begin the next turn. Yield all events.
+        """Finish `turn`, run its tool calls, compact the history if that is due, and begin the next turn. Yield all events.
 
         No turn follows if the model made no calls, if the client must run some of them, or if `turn` was the last one.
         """

@@ -153,7 +153,7 @@ class Responses:
         return {item_id: found[item_id] for item_id in wanted}
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """Return the fields of the record that are needed to read the history, without those that do not exist."""
+        """Return the fields of the record that are needed to read the history. Missing fields are left out."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -120,7 +120,7 @@ class _ObjectEnd:
 
 
 class ToolCalls:
-    """The calls of one turn, in the order of their first fragments."""
+    """The calls of one turn, ordered by their first fragments."""
 
     __slots__ = ("_by_id", "_by_index", "calls")
 

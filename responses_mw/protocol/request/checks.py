@@ -245,7 +245,7 @@ def _check_bounds(value: float, path: str, kind: str, minimum: float | None, max
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """Check an object, and keep its null members. They have a meaning in a JSON Schema or in the arguments of a call."""
+    """Check an object. Null members are kept, because they have a meaning in a JSON Schema or in a call's arguments."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value

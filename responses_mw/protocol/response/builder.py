@@ -61,7 +61,7 @@ class ResponseBuilder(ABC):
     # Beginning and end
 
     def discard_events(self) -> None:
-        """Discard all events except those that contain the document. This must be called before the first event."""
+        """Discard all events that do not contain the document. Call this before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:

@@ -124,7 +124,7 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emits only events that contain the document. They have no numbers, and contain the document itself instead of a copy.
+    """Emits only events that contain the document. The events have no numbers, and contain the document itself, not a copy.
 
     If `emit` is called with several types, only the last one is emitted.
     """
