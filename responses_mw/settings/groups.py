@@ -342,7 +342,7 @@ class LimitSettings(Group):
     stored_bytes: Size = Field(0, ge=0)
     """maximum size of an owner's stored responses and conversations; 0 is unlimited"""
     max_request_bytes: Size = Field(32 * 1024**2, gt=0)
-    """maximum size of a request body and of a stored response; a history may be twice as large"""
+    """maximum size of a request body and of a stored response; a history may be twice as large, and take 16 times the memory"""
     memory_bytes: Size = Field(
         256 * 1024**2,
         gt=0,

@@ -158,8 +158,7 @@ class Taken:
     done        the job has ended
     missing     the job does not exist, or belongs to another owner
 
-    The first four verdicts have a `job`, and the name of the `worker` whose lease expired or is
-    revoked, or "".
+    The first four verdicts have a `job`, and the name of the `worker` that lost its lease, or "".
     """
 
     verdict: str
