@@ -37,6 +37,10 @@ MAX_HEAD = 64 * 1024
 """Bytes of an incomplete head or of trailers after which a request is refused. One more read may arrive before that."""
 MAX_PIPELINED = 32
 """Maximum number of requests that wait for the responses to earlier requests of their connection."""
+MAX_FRAGMENTS = 10_000
+"""Maximum number of fragments of a WebSocket message. A fragment of one byte takes 50 bytes of memory."""
+MAX_QUEUED = 1000
+"""Maximum number of messages of a WebSocket that wait to be read by the application. They arrived together in one read."""
 END_TIMEOUT = 12.0
 """Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
 
@@ -193,8 +197,8 @@ class HTTPProtocol(HttpToolsProtocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
 
-    A connection that exceeds the limit is closed with the code 1013. If a large message takes too long, its connection is
-    aborted.
+    A connection that exceeds the limit is closed with the code 1013. A connection is aborted if a large message takes
+    too long, if a message has too many fragments, or if too many messages arrive at once.
     """
 
     inbound: ClassVar[Inbound]
@@ -221,6 +225,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             if self._overdue is None and self._receiving.is_counted:
                 self._overdue = self.loop.call_later(MESSAGE_TIMEOUT, self.transport.abort)
             super().data_received(data)
+            if len(self.frames) > MAX_FRAGMENTS or self.queue.qsize() > MAX_QUEUED:
+                self.transport.abort()
 
     async def receive(self) -> Any:
         # After a complete message, uvicorn stops reading until the application has received it.

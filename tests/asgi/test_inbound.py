@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
-from responses_mw.asgi.listener import websocket_protocol
+from responses_mw.asgi.listener import MAX_FRAGMENTS, MAX_QUEUED, websocket_protocol
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
 
@@ -118,6 +120,26 @@ async def test_a_large_message_that_is_sent_slowly_does_not_keep_others_out(
         await asyncio.gather(sending, return_exceptions=True)
         assert inbound.size == 0
         assert await answered(second)  # a small message may wait for its end
+
+
+async def test_a_message_has_a_bounded_number_of_fragments(ours: Ours) -> None:
+    async with opened(ours) as connection:
+        await connection.send("x" for _ in range(MAX_FRAGMENTS - 1))
+        assert json.loads(await connection.recv())["type"] == "error"  # the text is not JSON
+        begin, more = (Frame(opcode, b"x", fin=False).serialize(mask=True) for opcode in (Opcode.TEXT, Opcode.CONT))
+        connection.transport.write(begin + more * MAX_FRAGMENTS)
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(connection.recv(), 60)
+
+
+async def test_a_bounded_number_of_messages_waits_to_be_read(ours: Ours) -> None:
+    async with opened(ours) as connection:
+        frame, answers = Frame(Opcode.TEXT, b"x").serialize(mask=True), 0
+        connection.transport.write(frame * (2 * MAX_QUEUED))
+        with suppress(ConnectionClosed):
+            for answers in range(2 * MAX_QUEUED):  # noqa: B007 (the number before the end)
+                await connection.recv()
+        assert answers < MAX_QUEUED
 
 
 async def answered(connection: Any) -> bool:
