@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .client import Client, raise_lost_cancellation
 from .errors import StateUnavailable
@@ -150,8 +149,9 @@ class _Subscriber:
                 self._pubsub.deliver(channel, message["data"])
             case "ssubscribe":
                 self._pubsub.deliver(channel, b"")
-            case "sunsubscribe" if channel in self._channels:  # or it was left and joined again, which is rare
-                raise RedisConnectionError("the channel's slot has moved to another node")
+            case "sunsubscribe" if channel in self._channels:
+                # It was left and joined again, or its slot has moved. In the second case, the node answers with an error.
+                self._changes.put_nowait((channel, True))
 
 
 @asynccontextmanager

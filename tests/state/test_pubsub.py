@@ -64,6 +64,22 @@ async def test_a_server_that_answers_no_ping_is_given_up_and_followed_again(
         await assert_heard(state, messages, "w", "resp_1")
 
 
+async def test_a_channel_that_is_left_and_joined_again_at_once_does_not_interrupt_others(
+    open_state: OpenState, valkey: Server
+) -> None:
+    state = open_state(valkey.url)
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    heard: list[bytes] = []
+    with state.wakeups.on(stop_channel("other"), heard.append):
+        for _ in range(10):
+            with state.wakeups.on(CHANNEL, messages.put_nowait):
+                await assert_confirmed(messages)
+        with state.wakeups.on(CHANNEL, messages.put_nowait):
+            await asyncio.sleep(0.2)  # longer than the pause before a new connection
+            await assert_heard(state, messages, "w", "resp_1")
+    assert heard == [b""]
+
+
 async def test_a_channel_that_is_left_and_joined_again_at_once_is_heard(open_state: OpenState, valkey: Server) -> None:
     state = open_state(valkey.url)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
