@@ -158,7 +158,7 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, the state, the cache and the runner. Raises the errors of `open_state` and `create_embeddings`."""
+    """Open the upstream, state, cache and runner. Raises the same errors as `open_state` and `create_embeddings`."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
@@ -256,7 +256,7 @@ async def open_application(
     If `app` is the upstream, background responses call `app` with the members of `scope`. The readiness check fails until
     `is_listening` returns true. The caller must start the worker, because `app` may be the upstream and must start first.
 
-    Raises the errors of `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
+    Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core

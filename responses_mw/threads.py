@@ -42,7 +42,7 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def background_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Run a coroutine in a task. If the task fails, log the error at once. asyncio would log it only if the task is dropped."""
+    """Run a coroutine in a task. Log an error as soon as the task fails, not only when the task is garbage-collected."""
     task = asyncio.create_task(work)
     task.add_done_callback(_log_failure)
     return task

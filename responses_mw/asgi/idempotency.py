@@ -128,7 +128,7 @@ class OnceOnly:
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events of the run `batches`. If the key already has a response, yield that response's events instead.
 
-        If `open_reasoning` is true, these reasoning events have the names of Open Responses. Raises the errors of `earlier`.
+        If `open_reasoning` is true, reasoning events have the names of Open Responses. Raises the same errors as `earlier`.
         """
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)

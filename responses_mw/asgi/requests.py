@@ -114,7 +114,7 @@ class Reader:
         return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller, and record its owner for logs and spans. Raises the errors of `owner_in`."""
+        """Return the caller, and record its owner for logs and spans. Raises the same errors as `owner_in`."""
         scope = request.scope
         headers: dict[str, str] = {}
         for raw, value in scope["headers"]:
@@ -128,7 +128,7 @@ class Reader:
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Read and decode the body, and return the result of `parse(body, size)`. `size` is in bytes.
 
-        Raises the errors of `parse`, and:
+        Raises the same errors as `parse`, and:
 
         - `BadRequest` if the body is compressed or is not JSON, or `TooLarge` if it exceeds a limit
         - `RequestTimeout` if the client stops sending or sends too slowly, or `ClientDisconnect` if it disconnects
@@ -188,7 +188,7 @@ class EndpointContext:
     settings: Settings
 
     async def verified(self, request: HTTPConnection) -> Caller:
-        """Return the caller after checking its credential. Raises the errors of `owner_in` and `Upstream.verify`."""
+        """Return the caller after checking its credential. Raises the same errors as `owner_in` and `Upstream.verify`."""
         caller = self.reader.caller(request)
         await self.upstream.verify(caller)
         return caller

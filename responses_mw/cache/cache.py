@@ -196,7 +196,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """Renew the flight of `miss` until the context exits, then release the flight. `keep` releases it earlier."""
+        """Renew the flight of `miss` until the context exits, then release it unless `keep` has already released it."""
         renewing = [self._renew(miss.key, miss.token)] if miss.token is not None else []
         try:
             async with in_background(*renewing):

@@ -117,11 +117,11 @@ class Entries:
     # -- one entry ------------------------------------------------------------------------------------------------
 
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
-        """Look up the entry with this exact key. If there is no entry, try to take the flight.
+        """Look up the entry with exactly this key. If there is none, try to take its flight.
 
-        `token` takes the flight for `lease` seconds, unless another request holds it. If `token` is None, the flight is not
-        taken. `known` is a vector space and the number of the last entry that was read. If `known` is given, a result without
-        an entry has a `page`.
+        The flight is taken for `lease` seconds, unless `token` is None or another request holds it. `known` is a vector space
+        and the number of the last entry that the caller has read. If `known` is given and there is no entry with this key, the
+        `page` of the result contains the newer entries of the partition.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]

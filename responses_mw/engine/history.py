@@ -85,7 +85,7 @@ class History:
     async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
         """Return the history and input of a background response. The items of `request` already have ids.
 
-        `ids` and `token` belong to the job. Raises the errors of `begin` if the history can no longer be read.
+        `ids` and `token` belong to the job. Raises the same errors as `begin` if the history can no longer be read.
         """
         chain = await self._chain(request, owner)
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)

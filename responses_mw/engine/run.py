@@ -180,9 +180,9 @@ class Run:
         return turn.stream
 
     def pass_on(self, text: Text) -> bool:
-        """Send the events of `text` through the outlet. If no outlet is ready, do nothing and return false.
+        """Add `text` to the response, and send the resulting events through the outlet.
 
-        Raises the errors of `feed`.
+        Return False without adding `text` if the outlet is missing or not ready. Raises the same errors as `feed`.
         """
         outlet = self.outlet
         if outlet is None or not outlet.is_ready():

@@ -83,7 +83,10 @@ class ClaimedJob:
         return batch
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch to append, or None if there is none or the lease is lost. An unconfirmed batch is repeated."""
+        """Return the batch to append, or None if no batch is ready or the lease is lost.
+
+        The same batch is returned until it is confirmed. Once `ending` is set, no new batch is created.
+        """
         if self.sending is None and not self.ending:
             self.sending = self.batch()
         return self.sending if self.stopped != LOST else None

@@ -84,8 +84,8 @@ class JobService:
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
         """Store a run as a queued job and return the job's document.
 
-        `body` is the request from which `run` was prepared. `gate` first checks the caller's credential. Raises the errors of
-        `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
+        `body` is the request from which `run` was prepared. `gate` first checks the caller's credential. Raises the same errors
+        as `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
         """
         await gate()
         if not run.document["store"]:

@@ -249,7 +249,7 @@ class MemoryBudget:
 
 
 def unpack_items(blobs: Sequence[bytes], budget: MemoryBudget) -> list[Item]:
-    """Decode stored items. Raises the errors of `unpack`, or OverBound if the items exceed `budget`."""
+    """Decode stored items. Raises the same errors as `unpack`, or OverBound if the items exceed `budget`."""
     with reading("value"):
         texts = [_text(blob, 0) for blob in blobs]
         return list(budget.checked(map(orjson.loads, texts), texts))

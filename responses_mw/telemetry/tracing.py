@@ -1,7 +1,8 @@
 """Spans and the propagation of trace context. Without a tracer provider, spans are not recorded.
 
-docs/observability.md lists the spans. A turn's span is never made the current span. Turns run in async generators, and between
-two items, the consumer's code sees the generator's context. Pass a turn's span to `with_trace_context` instead.
+docs/observability.md lists the spans. Do not make a turn's span the current span. Turns run in async generators, which share
+their context with the consumer, so the span would be current in the consumer's code too. Pass the span to `with_trace_context`
+instead.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class MCPServer(ServerTool):
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools that may be called. They come from a signed list in the history or, without one, from the server.
 
-        Set `listing` if the output needs a new list. Raises the errors of `MCPConnection.list_tools`.
+        Set `listing` if the output needs a new list. Raises the same errors as `MCPConnection.list_tools`.
         """
         tools = self._signed_tools()
         if tools is None:

@@ -88,7 +88,7 @@ class MCPConnection:
         return await self._request(lambda session: self._called(session, request))
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work` in the session. Log a failure of the server. Raises the errors of `_result`."""
+        """Return the result of `work` in the session. Log a failure of the server. Raises the same errors as `_result`."""
         try:
             return await self._result(work)
         except MCPFailure as error:

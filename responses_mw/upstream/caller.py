@@ -99,7 +99,7 @@ class Verification:
         """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted, and update the caller's standing. Raises the errors of `Upstream.verify`."""
+        """Check that the caller is accepted, and update the caller's standing. Raises the same errors as `Upstream.verify`."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")

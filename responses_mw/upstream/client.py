@@ -254,7 +254,7 @@ class Upstream:
 async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
     """Return the dialect of the server that lists `models`. For an unknown server, return OpenAI's.
 
-    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the errors of `get`.
+    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the same errors as `get`.
     """
     by_owner = {owner: dialect for dialect in DIALECTS.values() for owner in dialect.owned_by}
     for model in models:

@@ -47,7 +47,7 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
-    """Return the number of input tokens of the Responses request `body`. Raises the errors of `count_tokens`."""
+    """Return the number of input tokens of the Responses request `body`. Raises the same errors as `count_tokens`."""
     counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
     if isinstance(count := member(counted, "input_tokens"), int):
         return count
@@ -68,7 +68,7 @@ def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
 
 
 async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Request an answer of one token, and return the prompt tokens in its usage. Raises the errors of `count_tokens`."""
+    """Request an answer of one token, and return the prompt tokens in its usage. Raises the same errors as `count_tokens`."""
     dialect = await upstream.dialect(caller)
     probe = {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}
     return await _used(upstream.chat(probe, caller), "usage", "prompt_tokens")

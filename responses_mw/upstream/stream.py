@@ -62,7 +62,7 @@ class ChatStream:
         self.done = False
 
     async def open(self) -> None:
-        """Send the request, and wait until the answer has begun or ended. Raises the errors of `Upstream.open`."""
+        """Send the request, and wait until the answer has begun or ended. Raises the same errors as `Upstream.open`."""
         self._response = response = await self._send()
         try:
             check_uncompressed(response)

@@ -310,13 +310,19 @@ def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> Objec
 
 
 def open_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object that may have other members. The check returns a copy without null members."""
+    """Return a check for an object with the given members. Those in `required` must be present. Other members are allowed.
+
+    The check returns a copy without null members.
+    """
     check = fields(required, **optional)
     return lambda value, path: check(mapping(value, path), path)
 
 
 def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object that must not have other members. The check returns a copy without null members."""
+    """Return a check for an object with the given members. Those in `required` must be present. Other members are errors.
+
+    The check returns a copy without null members.
+    """
     check = fields(required, **optional)
 
     def closed(value: Any, path: str) -> dict[str, Any]:

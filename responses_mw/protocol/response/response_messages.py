@@ -50,7 +50,7 @@ class ResponseMessages:
         self._turns.append(RawTurn(chat["messages"]))
 
     def take(self, chunks: Iterable[Chunk | Text]) -> None:
-        """Collect the texts and tokens in chunks of the turn's answer. Raises `UpstreamError` if token ids are malformed."""
+        """Add the texts and tokens in `chunks` to the current turn. Raises `UpstreamError` if token ids are malformed."""
         for chunk in chunks:
             if isinstance(chunk, dict):
                 self._turns[-1].take(chunk)

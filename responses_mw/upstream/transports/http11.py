@@ -4,14 +4,15 @@ This transport is used because it needs less CPU than the transport of httpx-aio
 instead of 60 us (29 % less), measured with the benchmark `steady` in three interleaved rounds on two busy cores. Remove this
 transport if it saves less than 20 %.
 
-1. One read of the socket runs the parser (in C) and wakes one future. It needs no lock, queue, timer or task. A reader can
-   *divert* data to a function, which is then called instead.
+1. Each read from the socket runs the parser (in C) and wakes one future, without a lock, queue, timer or task. A reader can
+   *divert* data: a function then gets the data instead of the reader.
 2. An *exchange* is one request and its response. Until the exchange is over, it is the asyncio protocol of its connection.
-3. A connection is reused after a complete response, even if nobody has read the response. The whole announced request must have
-   been sent, nothing may follow the response, and both sides must keep the connection open.
+3. A connection is reused after a complete response, even if nobody has read the response. The request must have been sent in
+   full, nothing may follow the response, and both sides must keep the connection open.
 4. A reused connection is *stale* if the server closed it while it was idle. A request is sent a second time only if the
    connection was stale and the body is in memory.
-5. If the reader falls behind, reading from the socket is paused. If the reader disconnects, the connection is aborted.
+5. If the reader falls behind, reading from the socket is paused. If the reader closes the response before it is complete, the
+   connection is aborted.
 6. A response is complete only if it ends as its headers announced. Any other end and any protocol error raises an exception.
 
 The only timeout is the connect timeout. Callers limit the time that they wait for a response.
