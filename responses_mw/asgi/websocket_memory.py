@@ -188,15 +188,12 @@ class ConnectionHistory(History):
 
     def _hold(self, context: RunContext, response_id: str, turn: Sequence[Item]) -> None:
         chain = context.chain
-        before = chain.blocks if isinstance(chain, UnstoredChain) else [_block(chain.items)]
+        before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(memory(chain.items, chain.size))]
+        size = len(orjson.dumps(turn))
         held = UnstoredChain(
             tag=chain.tag,
             items=[*chain.items, *turn],
-            size=chain.size + len(orjson.dumps(turn)),
-            blocks=(*before, _block(turn)),
+            size=chain.size + size,
+            blocks=(*before, Block(memory(turn, size))),
         )
         self._share.hold(response_id, held, self._own)
-
-
-def _block(items: Sequence[Item]) -> Block:
-    return Block(memory(items, orjson.dumps(items)))

@@ -21,7 +21,7 @@ import orjson
 import zstandard
 
 from ..ids import RANDOM_LENGTH, TAG_LENGTH
-from ..protocol.request.checks import memory
+from ..protocol.request.checks import memory_bound
 from ..threads import MAX_INLINE_BYTES
 from .errors import Damaged, Missing, NewerRecord, OverBound
 from .values import Item, StoredTurn
@@ -242,7 +242,7 @@ class MemoryBudget:
     def checked(self, values: Iterable[Any], texts: Sequence[bytes | memoryview]) -> Iterator[Any]:
         """Yield each of the `values` that are decoded from `texts`. Raises OverBound before they take too much memory."""
         for value, text in zip(values, texts, strict=True):
-            self._left -= memory(value, bytes(text))
+            self._left -= memory_bound(value, bytes(text))
             if self._left < 0:
                 raise OverBound("The history takes too much memory, because it has too many small values.")
             yield value

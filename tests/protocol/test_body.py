@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest, TooLarge
 from responses_mw.protocol.request import checks
-from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values, memory
+from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values, memory, memory_bound
 
 texts = st.text(alphabet='a",[{\\é', max_size=6)
 values: st.SearchStrategy[Any] = st.recursive(
@@ -93,11 +93,16 @@ def test_the_memory_of_small_values_is_not_underestimated(element: str) -> None:
     value = orjson.loads(text)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert taken <= memory(value, text) <= 10 * taken
+    assert taken <= memory(value, len(text)) <= memory_bound(value, text) <= 10 * taken
 
 
 def test_the_memory_of_texts_is_about_their_size() -> None:
-    texts = ["words without end, " * 50, "if (a[0]) {b(c, d);}" * 50]
+    texts = [
+        "words without end, " * 50,
+        "if (a[0]) {b(c, d);}" * 50,
+        "one comma in each sentence of some length, as in prose. " * 50,
+    ]
     for value in texts:
         text = orjson.dumps([value])
-        assert len(text) <= memory([value], text) <= 4 * len(text)
+        assert len(text) <= memory([value], len(text)) <= 1.3 * len(text)
+        assert memory([value], len(text)) <= memory_bound([value], text) <= 4 * len(text)

@@ -110,12 +110,15 @@ def depth(value: Any, limit: int) -> None:
     raise TooLarge(f"The request is nested deeper than {limit} levels.", code="request_too_deep")
 
 
-def memory(value: Any, text: bytes) -> int:
-    """Estimate the bytes of memory that `value` takes, an array or object that was decoded from `text`."""
-    estimate = len(text) + 2 * _MEMBER * _openings(text)
-    if estimate <= 4 * len(text):
-        return estimate
-    size, level = len(text), [value]  # the brackets and commas may be in strings
+def memory_bound(value: Any, text: bytes) -> int:
+    """Return an upper bound of `memory`, at most four times the size of `text` or, if that is too little, the estimate."""
+    bound = len(text) + 2 * _MEMBER * _openings(text)
+    return bound if bound <= 4 * len(text) else memory(value, len(text))  # brackets and commas may be in strings
+
+
+def memory(value: Any, size: int) -> int:
+    """Estimate the bytes of memory that `value` takes, an array or object that was decoded from `size` bytes of JSON."""
+    level = [value]
     while level:
         members = [member for holder in level for member in (holder.values() if isinstance(holder, dict) else holder)]
         size += _HOLDER * len(level) + _MEMBER * len(members)
