@@ -67,8 +67,7 @@ class JobService:
     async def check_secrets(self) -> None:
         """Check that every replica can decrypt the credential that is stored with a job. An embedded Redis needs no check.
 
-        Raises `NotSupported` if `auth.secret_keys` is not set or differs between replicas, or `StateUnavailable` if Redis
-        fails.
+        Raises `NotSupported` if `auth.secret_keys` is unset or differs between replicas, or `StateUnavailable` if Redis fails.
         """
         if self._keys_agree:
             return

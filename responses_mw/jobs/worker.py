@@ -106,10 +106,9 @@ class Worker:
         """Claim and start jobs until the queue is empty or this worker has no room."""
         loop = asyncio.get_running_loop()
         try:
-            while self._has_room:
-                job = await self._state.queue.claim(self._lease, sweep=loop.time() >= self._sweeps_from)
-                if job is None:
-                    break
+            while self._has_room and (
+                job := await self._state.queue.claim(self._lease, sweep=loop.time() >= self._sweeps_from)
+            ):
                 self._start(job)
         except Damaged:  # the client has logged the damage
             return

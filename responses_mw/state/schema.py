@@ -256,10 +256,7 @@ def unpack_items(blobs: Sequence[bytes], budget: MemoryBudget) -> list[Item]:
 
 
 def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTurn]:
-    """Decode stored turns. Raises OverBound if the turns exceed `budget`.
-
-    Raises NewerRecord if a turn's form is unknown, or Damaged if its content is not a turn.
-    """
+    """Decode turns. Raises OverBound if they exceed `budget`, NewerRecord if a form is unknown, or Damaged if malformed."""
     with reading("history"):
         # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
