@@ -11,8 +11,7 @@ transport if it saves less than 20 %.
    full, nothing may follow the response, and both sides must keep the connection open.
 4. A reused connection is *stale* if the server closed it while it was idle. A request is sent a second time only if the
    connection was stale and the body is in memory.
-5. If the reader falls behind, reading from the socket is paused. If the reader closes the response before it is complete, the
-   connection is aborted.
+5. If the reader falls behind, reading from the socket is paused. If it closes the response early, the connection is aborted.
 6. A response is complete only if it ends as its headers announced. Any other end and any protocol error raises an exception.
 
 The only timeout is the connect timeout. Callers limit the time that they wait for a response.
