@@ -1,6 +1,7 @@
-"""The standalone server: uvicorn with a graceful shutdown, and with fixes for five weaknesses of its protocol classes.
+"""The standalone server: uvicorn with a graceful shutdown, and with fixes for weaknesses of its protocol classes.
 
 - With httptools, the heads of requests and the trailers of their bodies may have any size. This server limits them.
+- uvicorn queues pipelined requests, and messages and fragments of WebSockets, without a limit. This server limits their number.
 - httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
