@@ -64,8 +64,7 @@ class Conversations:
         if of != owner.encode():
             raise Missing("Conversation", conversation_id)
         check_version(version)
-        with reading("conversation"):
-            return Conversation(conversation_id, int(created_at), {**orjson.loads(metadata)})
+        return _decoded(conversation_id, created_at, metadata)
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         created_at, *report = await self._run(_UPDATE, conversation_id, [owner, orjson.dumps(metadata), self._ttl])
@@ -141,8 +140,7 @@ class Conversations:
             raise Missing("Item", item_id)
         created_at, metadata, *report = found
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
-        with reading("conversation"):
-            return Conversation(conversation_id, int(created_at), {**orjson.loads(metadata)})
+        return _decoded(conversation_id, created_at, metadata)
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """Return the number of the newest item, the items up to number `upto` in order, and the size of these items' JSON."""
@@ -169,8 +167,14 @@ def _key(conversation_id: str) -> str:
     return conversation_key(conversation_tag(conversation_id))
 
 
+def _decoded(conversation_id: str, created_at: bytes, metadata: bytes) -> Conversation:
+    with reading("conversation"):
+        return Conversation(conversation_id, int(created_at), {**orjson.loads(metadata)})
+
+
 async def _blobs(items: Sequence[Item]) -> list[str | bytes]:
-    return await by_size(len(orjson.dumps(items)), item_blobs, items)
+    texts = [orjson.dumps(item) for item in items]
+    return await by_size(sum(map(len, texts)), item_blobs, items, texts)
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:

@@ -293,7 +293,7 @@ class Responses:
             if answer != b"reroot":
                 return answer
         if chain.conversation is not None:  # the conversation stores the items too
-            blobs = await by_size(turn_bytes, item_blobs, items)
+            blobs = await by_size(turn_bytes, item_blobs, items, map(orjson.dumps, items))
             return await commit({"rest": "items", "seen": chain.seen}, blobs, turn_bytes)
         if chain.turns:
             packed = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])

@@ -206,9 +206,9 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
     raise NewerRecord
 
 
-def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
-    """Return the id and the encoded form of each item, in one flat list."""
-    return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
+def item_blobs(items: Sequence[Item], texts: Iterable[bytes]) -> list[str | bytes]:
+    """Return the id and the encoded form of each item, in one flat list. `texts` are the items as JSON."""
+    return [part for item, text in zip(items, texts, strict=True) for part in (item["id"], pack(text))]
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
