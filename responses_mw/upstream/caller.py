@@ -86,6 +86,15 @@ Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 
+async def quickly(answer: Awaitable[httpx.Response]) -> httpx.Response:
+    """Return the result of `answer`. Raises `UpstreamError` if it takes longer than `CHECK_TIMEOUT` seconds."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT):
+            return await answer
+    except TimeoutError as error:
+        raise from_transport(error) from error
+
+
 class Verification:
     """Checks credentials at one upstream. `chat_path` is the upstream's path for chats or responses."""
 
@@ -138,12 +147,12 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        listed = await self._ask_quickly("GET", "/v1/models", caller, b"")
+        listed = await quickly(self._ask("GET", "/v1/models", caller, b""))
         models = _listed(listed)
         if listed.status_code >= 300 and listed.status_code not in _INCONCLUSIVE:
             raise await self._refusal(listed, caller)
         if models is not None:
-            answer = await self._ask_quickly("POST", self._chat_path, caller, b"{}")
+            answer = await quickly(self._ask("POST", self._chat_path, caller, b"{}"))
             if answer.status_code < 300 or answer.status_code in _INVALID:
                 return
             if answer.status_code in REFUSALS:
@@ -154,13 +163,6 @@ class Verification:
             if not models:  # the upstream's message may quote the model, which another caller chose
                 refusal.message = f"The upstream answered the check of the credential with status {answer.status_code}."
             raise refusal
-
-    async def _ask_quickly(self, method: str, path: str, caller: Caller, content: bytes) -> httpx.Response:
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT):
-                return await self._ask(method, path, caller, content)
-        except TimeoutError as error:
-            raise from_transport(error) from error
 
     def _smallest(self, models: list[Any] | None) -> dict[str, Any]:
         model = models[0].get("id") if models and isinstance(models[0], dict) else self._model

@@ -17,7 +17,7 @@ from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.types import ChatRequest
 from ..settings.groups import UpstreamSettings
-from .caller import REFUSALS, Caller, Verification
+from .caller import REFUSALS, Caller, Verification, quickly
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
 from .stream import ChatStream, ResponsesStream, check_values
 
@@ -27,8 +27,6 @@ Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for a connection to the upstream. Even a busy server accepts connections at once."""
-PROBE_TIMEOUT = 10.0
-"""Timeout in seconds of the request that checks whether the upstream is available."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Maximum bytes that the upstream and tools may send for a response: about 400,000 tokens with chunks of 300 bytes."""
 
@@ -132,16 +130,11 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Raise an overload as `UpstreamError` unless the upstream responds within `PROBE_TIMEOUT` seconds and has room."""
+        """Raise an overload as `UpstreamError` unless the upstream responds within `CHECK_TIMEOUT` seconds and has room."""
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT):
-                response = await self._ask("GET", "/v1/models", caller)
+            response = await quickly(self._ask("GET", "/v1/models", caller))
             if response.status_code in OVERLOAD or response.status_code == 504:
                 raise await self._fault(response, caller)
-        except TimeoutError as error:
-            failure = from_transport(error)
-            failure.is_overload = True
-            raise failure from error
         except UpstreamError as error:
             error.is_overload = True
             raise
