@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..settings.groups import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
 from .routes import route_of
-from .telemetry import ROUTE_SCOPE, TelemetryMiddleware
+from .telemetry import ROUTE_SCOPE, STARTED_SCOPE, TelemetryMiddleware
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +67,19 @@ class Dispatcher:
             await self._lifespan(scope, receive, send)
             return
         path = self.our_path(scope)
+        route = route_of(path) if path is not None else ""
+        ours = {**scope, "responses_mw.path": path, ROUTE_SCOPE: route, STARTED_SCOPE: time.perf_counter()}
         try:
             self._check(scope, path)
             application = None if path is None else self.application or await self._open_late(scope)
         except APIError as error:
-            await TelemetryMiddleware(ErrorResponse(error))(_with_path(scope, path), receive, send)
+            await TelemetryMiddleware(ErrorResponse(error))(ours, receive, send)
             return
         if application is None:
             await self.app(scope, receive, send)
         else:
             try:
-                await application.routes(_with_path(scope, path), receive, send)
+                await application.routes(ours, receive, send)
             except asyncio.CancelledError:
                 if not application.drain.ends_cancelled():
                     raise
@@ -188,8 +191,3 @@ class Dispatcher:
     async def _close(self) -> None:
         self.application = None
         await self._opened.aclose()
-
-
-def _with_path(scope: Scope, path: str | None) -> Scope:
-    """Return a copy of `scope` with the result of `Dispatcher.our_path` and its route."""
-    return {**scope, "responses_mw.path": path, ROUTE_SCOPE: route_of(path) if path is not None else ""}

@@ -39,6 +39,8 @@ HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 ROUTE_SCOPE = "responses_mw.route"
 """The key in a request's scope for its route, or "" if the path is unknown."""
+STARTED_SCOPE = "responses_mw.started"
+"""The key in a request's scope for the time of its arrival, as `time.perf_counter()`."""
 
 _HEADERS = "responses_mw.headers"
 
@@ -75,6 +77,7 @@ class TelemetryMiddleware:
             method=scope["method"] if scope["method"] in _METHODS else "_OTHER",
             route=scope.get(ROUTE_SCOPE, self._route),
             request_id=_request_id(scope["headers"]),
+            started=scope.get(STARTED_SCOPE) or time.perf_counter(),
         )
         headers: list[HeaderSource] = []
         if self._traced:

@@ -87,9 +87,9 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    Only the first turn counts, except one that summarizes the history. Without `stream`, the whole answer is usually one chunk.
-    None until then, and if there is no answer: for cache hits, repeated and background creates, refused requests, and upstreams
-    that fail. A JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
+    A turn that summarizes the history does not count. Without `stream`, the whole answer is usually one chunk. None until then,
+    and if there is no answer: for cache hits, repeated and background creates, refused requests, and upstreams that fail. A
+    JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
     `upstream.status_grace`, whichever comes first.
     """
     stored: bool | None = None
@@ -97,10 +97,7 @@ class RequestContext:
     has_left: bool = False  # whether the connection was closed before the HTTP response was complete, other than by an error
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
-    """The time when the request reached `TelemetryMiddleware`, as `time.perf_counter()`.
-
-    If the first request of a host without a lifespan opens the application, the time that this takes is before it.
-    """
+    """The time when the request or message arrived or the job began, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
         """Record that the request failed with `error`. Set `outcome` to `refused` for a client's error, otherwise `failed`."""

@@ -7,15 +7,17 @@ import json
 import logging
 import re
 import sys
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from responses_mw.asgi.http_responses import ErrorResponse, EventStreamResponse
+from responses_mw.asgi.middleware import Application, Dispatcher
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
-from responses_mw.errors import UpstreamError
+from responses_mw.errors import StartupError, UpstreamError
 from responses_mw.protocol.response.events import Event
 from responses_mw.settings.groups import ServerSettings
 from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
@@ -182,6 +184,23 @@ async def test_the_line_of_an_anonymous_request_says_so_in_full(caplog: pytest.L
     await asked(answering(b"{}", owner="anonymous"))
     [line] = caplog.records
     assert line.getMessage().endswith("owner=anonymous")
+
+
+async def test_the_time_of_a_request_includes_opening_the_application(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+
+    class Opening(AbstractAsyncContextManager[Application]):
+        async def __aenter__(self) -> Application:
+            await asyncio.sleep(0.2)
+            raise StartupError("a setting is wrong")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    transport = httpx.ASGITransport(Dispatcher(answering(b"{}"), ServerSettings(), lambda _: Opening()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get("/v1/responses/resp_1")).status_code == 503
+    [line] = [record for record in caplog.records if record.name == "responses_mw.access"]
+    assert json.loads(JSONFormatter().format(line))["seconds"] >= 0.2
 
 
 async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
