@@ -218,7 +218,7 @@ def start(start_at: Start, mount: str) -> Start:
 
 @pytest.fixture
 def ours(start: Start) -> Ours:
-    """Ours with the settings that it has by itself, at either mount."""
+    """Our server with default settings, at either mount."""
     return start()
 
 

@@ -56,7 +56,7 @@ class Query:
     place: Mapping[str, str] = field(default_factory=dict)
     """The tool's `user_location`. Its `country` is "" or any two capital letters, even if no country has this code."""
     thorough: bool = False
-    """Set for `search_context_size: high`: the search may be slower or more expensive. Providers may ignore it."""
+    """Set for `search_context_size: high`: the search may be slower, and cost up to twice as much."""
     characters: int = 1_000
     """Maximum length of a result's text, at most 3,000. `WebSearch` cuts longer texts and marks the cut.
 
@@ -102,8 +102,9 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        Send the members of `query` that the provider's API supports. `WebSearch` applies `count`, `allowed`, `blocked` and
-        `characters` to the results again. `place` and `thorough` have an effect only if they are sent.
+        Send the members of `query` that the provider's API supports, even if it supports only one domain filter at a time.
+        `WebSearch` applies `count`, `allowed`, `blocked` and `characters` to the results again. `place` and `thorough` have an
+        effect only if they are sent.
         """
         raise NotImplementedError
 
@@ -163,12 +164,12 @@ def hits_of(answer: dict[str, Any], *path: str, text_member: str) -> list[Search
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:
-    """Return the first of the members `names` that is a non-blank string, or "" if there is none."""
+    """Return the first non-blank string among the members `names` of `row`, stripped, or "" if there is none."""
     return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
 
 
 def texts_of(row: dict[str, Any], *names: str) -> str:
-    """Return the non-blank strings in the members `names`, one per line. A member is a string or a list of strings."""
+    """Return the non-blank strings in the members `names` of `row`, one per line. A member is a string or a list of strings."""
     members = (value if isinstance(value := row.get(name), list) else [value] for name in names)
     return "\n".join(text.strip() for member in members for text in member if isinstance(text, str) and text.strip())
 

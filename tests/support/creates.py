@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.support import scripted_responses
-from tests.support.scripted import HELLO, BrokenOff, completion, error, text
+from tests.support.scripted import HELLO, BrokenOff, Signal, call, completion, error, finish, text
 from tests.support.scripted_responses import ScriptedResponses
 
 if TYPE_CHECKING:
@@ -102,7 +102,17 @@ async def of_responses_api(start: Start, _: ScriptedUpstream, headers: dict[str,
     return await post(start(upstream=theirs, upstream__api="responses", upstream__status_grace=5), headers, stream=stream)
 
 
-_BOTH = (completed, refused, invalid, with_new_key, repeated, not_cached, cached, background, of_responses_api)
+async def two_turns(
+    start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool, second: Signal | None = None
+) -> httpx.Response:
+    """The model searches the web, which fails, and then answers. The second turn waits for the signal `second`, if given."""
+    upstream.stream(call('{"query": "a"}', name="web_search", call_id="c"), finish("tool_calls"))
+    upstream.stream(*HELLO, before=second)
+    ours = start(search__provider="searxng", search__url="http://127.0.0.1:1", upstream__status_grace=5)
+    return await post(ours, headers, tools=[{"type": "web_search"}], stream=stream)
+
+
+_BOTH = (completed, two_turns, refused, invalid, with_new_key, repeated, not_cached, cached, background, of_responses_api)
 CREATES: dict[str, Create] = {
     **{
         f"{each.__name__}, {'stream' if stream else 'json'}": partial(each, stream=stream)
@@ -112,6 +122,6 @@ CREATES: dict[str, Create] = {
     **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page)},
 }
 """Functions that send one create with the given headers and return the response, by a description of the response."""
-_ANSWERED = ("completed", "with_new_key", "not_cached", "broken_off", "of_responses_api")
+_ANSWERED = ("completed", "two_turns", "with_new_key", "not_cached", "broken_off", "of_responses_api")
 HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(_ANSWERED)}
-"""The creates whose headers are sent after the first chunk of the upstream's answer. The others do not wait for a chunk."""
+"""The creates whose headers are sent after the first chunk of the upstream's answer. The others do not get a chunk."""
