@@ -66,9 +66,10 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client of the server at `upstream.url`. Without a URL, the upstream is `app`.
+    """Open a client of the server at `upstream.url`. If no URL is set, the upstream is `app`.
 
-    Detect the server's dialect. If the server does not answer yet, log a warning. A given `transport` is closed on exit.
+    If a URL is set, detect the server's dialect, and log a warning if the server does not answer yet. `transport` replaces the
+    default transport, and is closed on exit.
     """
     url = settings.upstream.url
     transport = transport or (network_transport() if url else ASGITransport(app))

@@ -59,7 +59,10 @@ class Inbound:
 
 
 class Receiving:
-    """The size of one message that is being received. It counts towards the total of an `Inbound` until `clear` is called."""
+    """The size of one message that is being received.
+
+    The bytes above `UNCOUNTED` count towards the total of an `Inbound` until `clear` is called.
+    """
 
     __slots__ = ("_inbound", "_size")
 

@@ -1,9 +1,9 @@
 """WebSocket mode: `GET /v1/responses` with an upgrade (OpenAI reference, "WebSocket mode").
 
 1. Requests with the same `stream_id` form a lane. The requests of a lane run one after another, and lanes run concurrently.
-   Each lane is a task. If the client does not read, `send` blocks, and so do all runs of the connection.
+   Each lane is a task. If the client stops reading, `send` blocks, and all runs of the connection wait.
 2. Frames are read as they arrive, so that a disconnect is detected immediately.
-3. When its maximum lifetime has passed or the server shuts down, a connection accepts no more requests. It is closed when the
+3. A connection accepts no more requests after its maximum lifetime, or when the server shuts down. It is closed when the
    accepted requests have ended.
 """
 

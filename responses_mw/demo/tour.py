@@ -1,4 +1,4 @@
-"""The tour. Its steps call `responses-mw` with the official `openai` client and check the answers."""
+"""A guided tour that calls `responses-mw` with the official `openai` client and checks the answers."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Outlet:
         self.send = send
 
     def close(self) -> None:
-        """Stop passing events. A new outlet is closed."""
+        """Stop passing events. This is also the state of a new outlet."""
         self.open(lambda: False, lambda _: None)
 
 

@@ -115,9 +115,9 @@ class TurnLoop:
         await self._begin(run)
 
     async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Add the compaction, list the tools and run the approved calls that precede the first turn. Yield all events.
+        """Emit the compaction and the MCP tool lists, and run the approved calls, if there are any. Yield all events.
 
-        If `open` has not begun the first turn, begin it, unless the client asked only for a compaction.
+        Begin the first turn if `open` has not begun it. If the client asked only for a compaction, no turn begins.
         """
         if run.compacted is not None:
             yield add_compaction(run)

@@ -122,7 +122,10 @@ class EventLogWriter:
             await claimed.sent.wait()
 
     async def last(self, claimed: ClaimedJob) -> None:
-        """Wait for the batch in transit, and stop appending batches. The caller must store the pending events."""
+        """Stop creating batches, and wait until the batch in transit is in the log or the lease is lost.
+
+        The caller must store the pending events.
+        """
         claimed.ending = True
         await self.written(claimed)
 

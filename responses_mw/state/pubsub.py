@@ -1,6 +1,6 @@
-"""Messages between processes over sharded channels.
+"""Messages between processes over Redis sharded Pub/Sub.
 
-A message may be lost. The change that it announces is stored in Redis, so receivers also poll Redis.
+Messages may be lost, so receivers also poll Redis. Every change that a message announces is stored there.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def turn_owner(turn: bytes) -> str:
 
 
 class MemoryBudget:
-    """The bytes of memory that the values of a history may still take."""
+    """A limit on the memory that the decoded values of a history may use, in bytes."""
 
     def __init__(self, maximum: float = inf) -> None:
         self._left = maximum

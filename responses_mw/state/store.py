@@ -39,12 +39,14 @@ MEMORY_INTERVAL = 5.0  # minimum seconds between two queries of memory usage
 class Health:
     """The state of a Redis server or cluster. In a cluster, `server` and the sizes describe the fullest primary.
 
+    server        product and version
     policy        maxmemory-policy; if the nodes differ, a policy other than noeviction
+    used_memory   memory in bytes
     max_memory    maxmemory in bytes; 0 means no limit
     fault         the reason why new responses are not stored now, or "" if they are stored
-    warnings      sentences for the operator, including `fault`
+    warnings      messages for the operator, including `fault`
     errors        reasons why the server must not start
-    run_ids       ids that the nodes chose when they started
+    run_ids       the `run_id` of each node, which changes when the node restarts
     """
 
     server: str

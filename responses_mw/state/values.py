@@ -154,11 +154,12 @@ class Taken:
     failed      the caller must finalize the job with its `error`, because the upstream did not become available
     cancelled   the caller must finalize the job as cancelled
     held        another process has leased the job for `left` more seconds
-    waiting     the job waits for a worker; if the caller must check that it is in the queue, `unseen` is its owner
+    waiting     the job waits for a worker; if `unseen` is not empty, the caller must pass it to `Queue.restore` as the owner
     done        the job has ended
     missing     the job does not exist, or belongs to another owner
 
-    The first four verdicts have a `job`, and the name of the `worker` that lost its lease, or "".
+    The first four verdicts set `job` and `worker`. `worker` is the previous holder of the lease. It is "" if there was none, or
+    if the holder released the job.
     """
 
     verdict: str

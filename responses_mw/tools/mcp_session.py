@@ -138,7 +138,7 @@ class MCPSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """Close the session and cancel its pending requests. Wait at most two seconds for the session's tasks."""
+        """Close the session. Pending requests fail. Wait at most two seconds for the session's tasks."""
         self._task.cancel()
         await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 

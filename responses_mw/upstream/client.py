@@ -130,7 +130,10 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Raise an overload as `UpstreamError` unless the upstream responds within `CHECK_TIMEOUT` seconds and has room."""
+        """Check that the upstream responds within `CHECK_TIMEOUT` seconds and is not overloaded.
+
+        Raises `UpstreamError` with `is_overload` set if the check fails.
+        """
         try:
             response = await quickly(self._ask("GET", "/v1/models", caller))
             if response.status_code in OVERLOAD or response.status_code == 504:
@@ -171,9 +174,10 @@ class Upstream:
     async def _ask(
         self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
     ) -> httpx.Response:
-        """Return the response with its whole body. Raises `UpstreamError` if there is no response.
+        """Return the response with its whole body.
 
-        Raises it also if the body is too large or compressed. For an error response, such a body is returned as empty.
+        Raises `UpstreamError` if there is no response, or if its body is too large or compressed. In an error response, such a
+        body is returned as empty.
         """
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300

@@ -160,7 +160,7 @@ def _client_error(status: int, message: str, fault: _Fault, headers: dict[str, s
 
 
 def is_error(data: dict[str, Any]) -> bool:
-    """Return whether `data` is an error object. It comes from a frame of a stream, or from a body with status 200."""
+    """Return whether `data`, decoded from a stream event or from a response body with status 200, is an error object."""
     return bool(data.get("error")) or data.get("object") == "error"
 
 

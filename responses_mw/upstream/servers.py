@@ -1,4 +1,4 @@
-"""The token counts, context length and prompts of each kind of server."""
+"""Query each kind of model server for token counts, context lengths and rendered prompts."""
 
 from __future__ import annotations
 

@@ -66,7 +66,10 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON with surrogate halves, for `join`. Raises `ValueError` if the JSON is invalid for any other reason."""
+        """Decode JSON that `orjson` refuses because of surrogate halves. The result must be passed to `join`.
+
+        Raises `ValueError` if the data contains no surrogate halves, or is invalid for another reason.
+        """
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:

@@ -111,13 +111,13 @@ def depth(value: Any, limit: int) -> None:
 
 
 def memory_bound(value: Any, text: bytes) -> int:
-    """Return an upper bound of `memory`, at most four times the size of `text` or, if that is too little, the estimate."""
+    """Return an upper bound of `memory(value, len(text))`. It is exact if a quick bound would exceed four times the size."""
     bound = len(text) + 2 * _MEMBER * _openings(text)
     return bound if bound <= 4 * len(text) else memory(value, len(text))  # brackets and commas may be in strings
 
 
 def memory(value: Any, size: int) -> int:
-    """Estimate the bytes of memory that `value` takes, an array or object that was decoded from `size` bytes of JSON."""
+    """Estimate the memory in bytes of `value`, an array or object decoded from `size` bytes of JSON."""
     level = [value]
     while level:
         members = [member for holder in level for member in (holder.values() if isinstance(holder, dict) else holder)]

@@ -115,10 +115,10 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process chunks or events of the upstream's answer, and begin a turn if necessary.
+        """Process chunks or events of the upstream's answer. Begin a turn if none is in progress.
 
-        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. The events emitted
-        before the error are returned by the next call.
+        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. Events emitted before
+        the error are not lost: the next method that returns events also returns them.
         """
 
     @abstractmethod

@@ -96,12 +96,12 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def can_shrink(items: Sequence[Item]) -> bool:
-    """Return whether a summary can replace any item before the user messages at the end."""
+    """Return whether a summary can replace at least one of the items before the final user messages."""
     return _can_summarize(items[: _answered(items)])
 
 
 def _answered(items: Sequence[Item]) -> int:
-    """Return the number of items before the user messages at the end."""
+    """Return the number of items before the final user messages."""
     return max((number for number, item in enumerate(items, 1) if item.get("role") != "user"), default=0)
 
 

@@ -43,7 +43,8 @@ class OutputReplay:
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply an event to the items.
 
-        Raises `UpstreamError` if a part, or the list that it is added to, is malformed, or beyond the limit `MAX_OPEN`.
+        Raises `UpstreamError` if a part or its list is malformed, if an item would have more than `MAX_OPEN` parts, or if more
+        than `MAX_OPEN` items would be open.
         """
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:

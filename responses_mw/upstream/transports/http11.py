@@ -94,8 +94,8 @@ class OutgoingRequest:
     def of(cls, request: httpx.Request) -> OutgoingRequest:
         """Encode the request line and the headers of `request`.
 
-        Raises `httpx.LocalProtocolError` if the method is CONNECT, or if the method, the target or a header is invalid. Raises
-        it also if the framing is ambiguous or does not match the body, because this allows request smuggling.
+        Raises `httpx.LocalProtocolError` if the method is CONNECT, or if the method, the target or a header is invalid. Framing
+        headers that are ambiguous or do not match the body are also refused, because they allow request smuggling.
         """
         headers = list(request.headers.raw)
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
