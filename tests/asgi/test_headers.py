@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.creates import BODY, CREATES, HAVE_FIRST_CHUNK
+from tests.support.creates import BODY, CREATES, HAVE_FIRST_CHUNK, two_turns
 from tests.support.scripted import HELLO, Signal
 
 if TYPE_CHECKING:
@@ -41,7 +41,31 @@ async def test_the_time_until_the_first_chunk_is_known_if_there_was_one(
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")
     await CREATES[kind](start, upstream, {"x-request-id": "mine"})
+    assert ("first_token" in await facts_of("mine", caplog)) == (kind in HAVE_FIRST_CHUNK)
+
+
+async def test_the_first_chunk_is_that_of_the_first_turn(
+    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    second = Signal()
+    asking = asyncio.create_task(two_turns(start, upstream, {"x-request-id": "mine"}, stream=False, second=second))
     async with asyncio.timeout(20):
-        while not (lines := [line for line in caplog.messages if "request=mine" in line and line.startswith("POST")]):
+        while len(upstream.requests) < 2:
             await asyncio.sleep(0.01)
-    assert (" first_token=" in lines[0]) == (kind in HAVE_FIRST_CHUNK)
+    await asyncio.sleep(0.2)
+    second.set()
+    await asking
+    facts = await facts_of("mine", caplog)
+    assert facts["seconds"] - facts["first_token"] >= 0.2
+
+
+async def facts_of(request_id: str, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The facts in the access line of a request."""
+    async with asyncio.timeout(20):
+        while True:
+            for record in caplog.records:
+                facts: dict[str, Any] = getattr(record, "facts", {})
+                if record.name == "responses_mw.access" and facts["request"] == request_id:
+                    return facts
+            await asyncio.sleep(0.01)

@@ -62,7 +62,7 @@ class Answer:
     status: int = 200
     headers: dict[str, str] = field(default_factory=lambda: dict(SSE))
     before: Signal | None = None
-    """Holds even the status."""
+    """The status and everything after it wait for this signal."""
     asked: Signal = field(default_factory=Signal)
     played: Signal = field(default_factory=Signal)
     left: Signal = field(default_factory=Signal)
