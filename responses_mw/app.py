@@ -54,7 +54,7 @@ _DETECTION_TIMEOUT = 2.0
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return a `NetworkTransport`. Without httptools, return httpx's transport, which uses three times the CPU time."""
+    """Return a `NetworkTransport`. If httptools is missing, return httpx's transport, which takes three times the CPU time."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -66,10 +66,10 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open a client of the server at `upstream.url`. If no URL is set, the upstream is `app`.
+    """Open a client of the upstream: the server at `upstream.url` or, if no URL is set, `app`.
 
-    If a URL is set, detect the server's dialect, and log a warning if the server does not answer yet. `transport` replaces the
-    default transport, and is closed on exit.
+    If a URL is set and `upstream.dialect` is `auto`, detect the dialect. Log a warning if the server is not available yet.
+    `transport` replaces the default transport. It is closed on exit.
     """
     url = settings.upstream.url
     transport = transport or (network_transport() if url else ASGITransport(app))
@@ -94,11 +94,13 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in Redis. Without `redis.url`, start an embedded Redis, or yield None if none is installed.
+    """Open the state in Redis. Without `redis.url`, start an embedded Redis. If none is installed, yield None.
 
-    If Redis is not available yet, log a warning. Raises `StartupError` if `redis.url` is invalid, or if the embedded Redis
-    cannot start. Raises it too if Redis is unsuitable, such as a replica, or may evict data although `redis.allow_eviction` is
-    not set.
+    If the Redis at `redis.url` is not available yet, log a warning. Raises `StartupError` in these cases:
+
+    - `redis.url` is invalid, or the embedded Redis cannot start.
+    - The Redis at `redis.url` is unsuitable, for example because it is a replica.
+    - The Redis at `redis.url` may evict data, and `redis.allow_eviction` is not set.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -148,7 +150,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
 
 
 class Core(NamedTuple):
-    """The objects that a server or a worker needs to make responses. Without storage, `state` and `cache` are None."""
+    """The objects that a server or a worker needs to make responses. `state` and `cache` are None if nothing is stored."""
 
     upstream: Upstream
     state: State | None
@@ -210,9 +212,10 @@ async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, s
 
 @asynccontextmanager
 async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
-    """Open a client of the embeddings server for a command. Yield None if no embedding model or no URL is set.
+    """Open a client of the embeddings server for `cache explain` and `serve --check`.
 
-    Raises `StartupError` if numpy is not installed.
+    Yield None if `cache.embedding_model` is not set, or if neither `cache.embedding_url` nor `upstream.url` is set. Raises
+    `StartupError` if numpy is not installed.
     """
     async with network_transport() as transport:
         has_server = settings.cache.embedding_url or settings.upstream.url
@@ -222,9 +225,9 @@ async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None
 def create_embeddings(transport: httpx.AsyncBaseTransport, settings: Settings) -> Embeddings | None:
     """Return a client of the embeddings server, or None if `cache.embedding_model` is not set.
 
-    The server is the upstream unless `cache.embedding_url` is set. Requests carry `cache.embedding_api_key`. If it is not set,
+    If `cache.embedding_url` is not set, the server is the upstream. Requests carry `cache.embedding_api_key`. Without this key,
     requests to the upstream carry `upstream.api_key` or, if that is not set either, the caller's credential. Requests to
-    another server never carry the caller's headers. Raises `StartupError` if numpy is not installed.
+    `cache.embedding_url` never carry the caller's headers. Raises `StartupError` if numpy is not installed.
     """
     cache = settings.cache
     if not cache.embedding_model:
@@ -254,10 +257,11 @@ async def open_application(
 ) -> AsyncIterator[Application]:
     """Open the application that serves the Responses API in front of `app`.
 
-    If `app` is the upstream, background responses call `app` with the members of `scope`. The readiness check fails until
-    `is_listening` returns true. The caller must start the worker, because `app` may be the upstream and must start first.
+    If `app` is the upstream, background responses call it with the members of `scope`. The readiness check fails until
+    `is_listening` returns true. The worker is not started. The caller starts it with `jobs.work()` when `app` has started.
 
-    Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
+    Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid,
+    and `OSError` if a prompt file cannot be read.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
@@ -280,7 +284,7 @@ async def open_application(
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
-    """Create a worker for background responses. `core.state` must not be None. `scope` is for an upstream in this process."""
+    """Create a worker for background responses. `core.state` must not be None. An upstream in this process needs `scope`."""
     assert core.state is not None
     drain_timeout = settings.server.drain_timeout
     return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
@@ -299,9 +303,9 @@ def _around(routes: ASGIApp, settings: Settings) -> ASGIApp:
 class ResponsesMiddleware(Dispatcher):
     """ASGI middleware that serves `/v1/responses` and `/v1/conversations`. Requests for other paths are passed to `app`.
 
-    The upstream is the server at `settings.upstream.url`. Without a URL, it is the Chat Completions API of `app`. A given
-    `transport` sends the requests to the upstream, and is closed at shutdown. If `settings` is None, as under
-    `vllm serve --middleware`, `Settings.from_environment` reads them and may raise its errors.
+    The upstream is the server at `settings.upstream.url` or, without a URL, `app`. If `settings` is None, as under
+    `vllm serve --middleware`, the settings are read with `Settings.from_environment`, which may raise an error. `transport`
+    replaces the default transport for requests to the upstream. It is closed at shutdown.
     """
 
     def __init__(
@@ -315,8 +319,8 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    If `settings` is None, they are read with `Settings.from_environment`, which may raise errors. Raises `ValueError` if
-    `upstream.url` is not set, and the errors of `APIKeys.of`.
+    If `settings` is None, the settings are read with `Settings.from_environment`, which may raise an error. Raises `ValueError`
+    if `upstream.url` is not set. Also raises the errors of `APIKeys.of`.
     """
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:

@@ -59,10 +59,10 @@ class APIKeys:
 
     @classmethod
     def of(cls, settings: AuthSettings) -> APIKeys | None:
-        """Return the configured keys, or None if `auth.api_keys` is empty.
+        """Return the keys in `auth.api_keys`, or None if the setting is empty. Raises `StartupError` in these cases:
 
-        Raises `StartupError` if a file cannot be read, a line is malformed, or no line contains a key. Also raises it if
-        `auth.tenant_keys` contains an unknown name.
+        - A file cannot be read, a line is malformed, or no line contains a key.
+        - `auth.tenant_keys` contains an unknown name.
         """
         keys = cls(line for entry in settings.api_keys for line in _read_lines(entry))
         if settings.api_keys and not keys.names:
@@ -100,10 +100,10 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
 
     1. the tenant that a trusted gateway sends in `auth.tenant_header`, unless `auth.tenant_keys` excludes the request's API key
     2. the name of the request's API key
-    3. the credential
+    3. the header `Authorization`
 
-    Without a credential, the owner is `ANONYMOUS`. Raises `BadRequest` if the tenant is missing, empty or sent more than once.
-    Raises `Forbidden` if the request names a tenant, but `auth.tenant_keys` excludes its API key.
+    Without this header, the owner is `ANONYMOUS`. Raises `BadRequest` if the tenant's header is required, but is missing, empty
+    or sent more than once. Raises `Forbidden` if the request names a tenant, but `auth.tenant_keys` excludes its API key.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:

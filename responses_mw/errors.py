@@ -1,4 +1,4 @@
-"""The errors that a caller can receive.
+"""The errors that a caller can receive. `state.errors` defines more subclasses.
 
 APIError                        an HTTP status and the error body that OpenAI documents
 ├── BadRequest                  400  the request is invalid
@@ -8,12 +8,12 @@ APIError                        an HTTP status and the error body that OpenAI do
 ├── Forbidden                   403  the origin of the page is not allowed, or the API key may not name a tenant
 ├── NotFound                    404  the owner has no such object, or the path is unknown
 ├── MethodNotAllowed            405  the path does not support the method
-├── RequestTimeout              408  the client stopped sending its request
+├── RequestTimeout              408  the client stopped sending its request, or sent it too slowly
 ├── Conflict                    409  another request with the same idempotency key is in progress
 ├── UpgradeRequired             426  the server does not accept WebSockets
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
 ├── WorkerLost                  500  the worker of a background response was lost, and no other worker can continue it
-├── Unavailable                 503  a service that the request needs is temporarily unavailable; has Retry-After
+├── Unavailable                 503  the server, or a service that it needs, is temporarily unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or did not answer
     ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection without an answer
     ├── UpstreamBrokeOff        502  the upstream's answer ended before it was complete
@@ -121,7 +121,7 @@ class RateLimited(APIError):
 
 
 class Unavailable(APIError):
-    """A service that the request needs is temporarily unavailable. `retry_after` is the number of seconds in `Retry-After`."""
+    """The server, or a service that it needs, is temporarily unavailable. `retry_after` is in seconds."""
 
     status = 503
     default_code = "service_unavailable"

@@ -1,4 +1,4 @@
-"""Checks of the framing and the size of HTTP messages, for the server and the HTTP clients.
+"""Check the framing and the size of HTTP messages, in the server and in the HTTP clients.
 
 Ambiguous framing is refused to prevent request smuggling (RFC 9112, section 11.2).
 """
@@ -67,7 +67,7 @@ def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise `BadRequest` unless an upgrade request is a GET without a body."""
+    """Check that an upgrade request is a GET without a body. Raises `BadRequest` if it is not."""
     try:
         is_valid = method == "GET" and not body_framing(headers).has_body
     except InvalidFraming:

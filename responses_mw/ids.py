@@ -37,7 +37,7 @@ new_tag = random_part
 
 
 class RunIds:
-    """The id of a run's `response`, and a generator of item ids."""
+    """The ids of a run: `response` is the id of its response, and `item` generates the ids of its items."""
 
     __slots__ = ("_count", "_stem", "response")
 

@@ -1,4 +1,4 @@
-"""Loading of Lua scripts for Redis. A package's scripts are the files in its folder `lua`."""
+"""Load Lua scripts for Redis. A package's scripts are the files in its folder `lua`."""
 
 from __future__ import annotations
 

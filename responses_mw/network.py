@@ -1,4 +1,4 @@
-"""Address families, the TLS context, and descriptions of failed connections for logs and error messages."""
+"""Find address families, create the TLS context, and describe failed connections for logs and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access control: API keys, origins of web pages, and rate limits."""
+"""Access control: check API keys and the origins of web pages, and limit what each owner may use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COUNTED: dict[Kind, tuple[str, float, int]] = {
     "streams": ("open streams", _STREAM_EXPIRY, 1),
     "background": ("unfinished background responses", 3600.0, 5),
 }
-"""For each kind of entry: its name in error messages, its lifetime, and the `Retry-After` of a refusal. Both are in seconds."""
+"""For each kind of entry: its name in error messages, its lifetime in seconds, and the `Retry-After` of a refusal."""
 _STREAM = "responses_mw.stream"
 """The key in an ASGI scope under which the owner and the name of a counted stream are stored."""
 _REFUSAL = ErrorResponse(
@@ -43,8 +43,8 @@ _REFUSAL = ErrorResponse(
 class APIKeyMiddleware:
     """ASGI middleware that refuses requests without a valid API key.
 
-    The API key is removed from the request, so that it is never sent to the upstream. Its name is added to the ASGI scope under
-    `API_KEY`.
+    The API key is removed from the request, and is never sent to the upstream. The name of the key is stored in the ASGI scope
+    under `API_KEY`.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
@@ -71,9 +71,9 @@ class Origins:
     """Protection against cross-site request forgery (CSRF).
 
     Any web page can make a browser send a POST request to this server. This is dangerous if the upstream requires no
-    credential. Requests from pages on this server's host and from the `allowed` origins are accepted. Requests with neither
-    `Origin` nor `Sec-Fetch-Site` are accepted too, because they do not come from a browser. There is no protection against DNS
-    rebinding.
+    credential. Requests from web pages are therefore accepted only if the page is on this server's host or its origin is in
+    `allowed`. Requests with neither `Origin` nor `Sec-Fetch-Site` are accepted, because they do not come from a browser. There
+    is no protection against DNS rebinding.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:
@@ -81,7 +81,7 @@ class Origins:
         self._allowed = frozenset(allowed)
 
     def check(self, headers: Headers) -> None:
-        """Raise `Forbidden` if the `headers` show that the request comes from a web page that is not allowed."""
+        """Check that a request with these `headers` does not come from a disallowed web page. Raises `Forbidden` if it does."""
         site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
         # A page cannot set Sec-Fetch-Site, which stays correct behind a proxy that rewrites Host.
         if not (site or origins) or "*" in self._allowed or site == "same-origin":
@@ -105,11 +105,11 @@ def _host(origin: str) -> str | None:
 class RateLimits:
     """Limits on each owner's request rate, open streams and unfinished background responses.
 
-    The counts are in Redis, so that a limit applies to all replicas together. If Redis is unavailable, requests are accepted
-    without checks. If `usage` is None, nothing is limited.
+    The counts are stored in Redis and apply to all replicas together. If Redis is unavailable, requests are not limited. If
+    `usage` is None, nothing is limited.
 
-    If a limit is set, `request`, `stream` and `background` first await `verify`, which checks the caller's credential. They
-    raise its errors, and `RateLimited` if the owner is over the limit.
+    `request`, `stream` and `background` do nothing if their limit is not set. Otherwise, they first call `verify`, which checks
+    the caller's credential and may raise an error. They raise `RateLimited` if the owner is over the limit.
     """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings, verify: Callable[[Caller], Awaitable[None]]) -> None:
@@ -123,7 +123,7 @@ class RateLimits:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     async def request(self, scope: Scope, caller: Caller) -> None:
-        """Count a request against the owner's rate limit, and add `x-ratelimit-*` headers to the HTTP response.
+        """Count a request against the owner's rate limit. If it arrived over HTTP, add `x-ratelimit-*` headers to the response.
 
         Raises `RateLimited` if the limit is exceeded.
         """
@@ -155,7 +155,7 @@ class RateLimits:
             self._open[caller.owner].add(name)
 
     async def end_stream(self, scope: Scope) -> None:
-        """Remove the stream of this `scope` from the open streams of its owner. Do nothing if the stream was not counted."""
+        """Stop counting the stream of this `scope` as open. Do nothing if the stream was not counted."""
         if _STREAM in scope:
             owner, name = scope[_STREAM]
             self._open[owner].discard(name)
@@ -167,7 +167,7 @@ class RateLimits:
     async def background(self, response_id: str, caller: Caller) -> AsyncIterator[None]:
         """Count the background response that the `with` block creates. Raises `RateLimited` if the owner has too many.
 
-        The response is counted until it ends, for at most 1 h. If the block raises an exception, it is no longer counted.
+        The response is counted until it ends, for at most 1 h. If the block raises an exception, the response is not counted.
         """
         is_counted = await self._enter("background", caller, response_id)
         try:

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
     """The reason why the check failed, or "" if it succeeded."""
     warnings: tuple[str, ...] = ()
     away: bool = False
-    """Whether the check failed because the service returned an error or did not answer in time."""
+    """Whether the check raised an error or did not end in time."""
 
 
 Check = Callable[[], Awaitable[Finding]]
@@ -141,9 +141,8 @@ def checks(
 ) -> dict[str, Check]:
     """Return the readiness checks by name: `upstream`, `redis`, `worker` and `server`.
 
-    If `state` is None, `redis` is omitted. If `is_working` is None, `worker` is omitted. If `drain` is None, `server` is
-    omitted. `is_working` returns whether the worker is claiming jobs. `is_listening` returns whether the HTTP server accepts
-    connections.
+    `redis` is omitted if `state` is None, `worker` if `is_working` is None, and `server` if `drain` is None. `is_working`
+    returns whether the worker is claiming jobs. `is_listening` returns whether the HTTP server accepts connections.
     """
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
@@ -229,7 +228,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
     """Serve the admin port and record periodic metrics until the context exits.
 
     If `settings.admin_port` is 0, no port is opened, and metrics are recorded only if OpenTelemetry exports them. Raises
-    `StartupError` if the port cannot be opened.
+    `StartupError` if the port cannot be opened. If another process of this server is using the port, only log a warning.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
@@ -241,7 +240,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port, or return None if another process of this server has opened it. Other failures raise `StartupError`."""
+    """Open the port. Return None if another process of this server is using it. Other failures raise `StartupError`."""
     # Each process that shares its metrics can serve the metrics of all processes, so these processes also share the port.
     shares = server_group() is not None and is_shared()
     try:

@@ -81,7 +81,7 @@ class ErrorResponse(JSONResponse):
     """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """`cause` is logged instead of `error`. Set it if its message must not be sent to the client."""
+        """If `cause` is set, it is logged instead of `error`. Its message is not sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = cause or error
 
@@ -108,9 +108,9 @@ class ErrorResponse(JSONResponse):
 
 
 def error_response(error: Exception) -> ErrorResponse | None:
-    """Return the response to a request that failed with `error`. Return None if `error` is a `ClientDisconnect`.
+    """Return the response to a request that failed with `error`.
 
-    An exception other than `APIError` is logged, and its response is a 500.
+    An `APIError` has its own response. For a `ClientDisconnect`, return None. Log any other exception, and return a 500.
     """
     if isinstance(error, APIError):
         return ErrorResponse(error)
@@ -121,13 +121,13 @@ def error_response(error: Exception) -> ErrorResponse | None:
 
 
 class EventResponse:
-    """Base class of responses that send the events of one run."""
+    """Base class of responses that are made from the events of one run. If the client disconnects, the run is closed."""
 
     def __init__(self, run: Batches, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
         self.has_started = False
-        """Whether the response may have started, so that no error response can replace it."""
+        """Whether the response may have started. An error response can then no longer replace it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = anyio.CancelScope()

@@ -83,10 +83,11 @@ class OnceOnly:
         self._may_exist = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
-        """Return the response that was created with the key. If there is none, reserve the key and return None.
+        """Return the stored response to an earlier request with the key. If there is none, reserve the key and return None.
 
-        If another request is creating the response, wait for it or, if `wait` is false, raise `Conflict`. Raises `BadRequest`
-        if the key was used with another body, and `Missing` if the response was deleted. Also raises the errors of the gate.
+        If another request is creating the response, wait for it. If `wait` is false, raise `Conflict` instead. Raises
+        `BadRequest` if the key was used with another body, and `Missing` if the response was deleted. Also raises the errors
+        of the gate.
         """
         await self._gate()
         pause = _MIN_PAUSE

@@ -35,7 +35,7 @@ from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
 logger = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 1024
-"""Bytes of an incomplete head or of trailers after which a request is refused. One more read may arrive before that."""
+"""A request is refused if its head or its trailers are still incomplete after this number of bytes."""
 MAX_PIPELINED = 32
 """Maximum number of requests that wait for the responses to earlier requests of their connection."""
 MAX_FRAGMENTS = 10_000

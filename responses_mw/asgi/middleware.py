@@ -85,7 +85,7 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope, path: str | None) -> None:
-        """Raise `UpgradeRequired` for a WebSocket if WebSockets are turned off. Also raises the errors of `check_upgrade`."""
+        """Refuse a WebSocket for our paths with `UpgradeRequired` if they are turned off. For HTTP, call `check_upgrade`."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and path is not None:

@@ -1,7 +1,8 @@
 """A reverse proxy for all paths that the Responses API does not use.
 
-1. The path, the query, the headers and the body are forwarded unchanged. Only hop-by-hop headers (RFC 9110, section 7.6.1) and
-   `Expect` are removed, and `Host` and `X-Forwarded-*` are set. A request body must match its `Content-Length`.
+1. The path below `base_path`, the query, the headers and the body are forwarded unchanged. Only hop-by-hop headers (RFC 9110,
+   section 7.6.1) and `Expect` are removed, and `Host` and `X-Forwarded-*` are set. A request body must match its
+   `Content-Length`.
 2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
 3. If the client or the upstream disconnects early, the other connection is closed too. The client therefore cannot mistake an
    interrupted response for a complete one.
@@ -52,7 +53,7 @@ _MAX_DECODINGS = 3
 class ReverseProxy:
     """An ASGI application that forwards requests to the URL `upstream`, such as `http://vllm:8000` or `http://vllm:8000/base`.
 
-    `base_path`, such as `/openai`, is removed from the start of paths. `passable` lists the requests that are forwarded. If it
+    `base_path`, such as `/openai`, is removed from the start of paths. Only requests in `passable` are forwarded. If `passable`
     is None, all methods except CONNECT and TRACE are forwarded. `transport` is closed at the end of the lifespan.
 
     If the upstream's response is interrupted, `UpstreamError` is raised. The server then closes the client's connection.
@@ -104,7 +105,7 @@ class ReverseProxy:
                 await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
     def _check(self, scope: Scope, path: bytes) -> None:
-        """Raise `MethodNotAllowed`, `NotFound` or `BadRequest` if the request may not be forwarded."""
+        """Check that the request may be forwarded. Raises `MethodNotAllowed`, `NotFound` or `BadRequest` if it may not."""
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
         if method == "TRACE":  # its response would show the client the headers that we add
@@ -304,7 +305,7 @@ class PassablePaths:
 
 
 def check_path(path: bytes) -> None:
-    """Raise `BadRequest` if some servers may resolve `path` to a different path."""
+    """Check that every server resolves `path` to the same path. Raises `BadRequest` if some servers may not."""
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")
     for _ in range(_MAX_DECODINGS):

@@ -44,7 +44,7 @@ MESSAGE_TIMEOUT = 300.0
 Otherwise, a few clients that send slowly could use up the maximum of an `Inbound`.
 """
 UNCOUNTED = 64 * 1024
-"""Bytes of each message that `Inbound` does not count. Small messages are therefore accepted when the total is exhausted."""
+"""Number of bytes of each message that are not counted. Small messages are accepted even if the total is exhausted."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 """Default and maximum number of items on a page."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -198,7 +198,7 @@ class EndpointContext:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the query parameters of a list request. Raises `BadRequest` if `order` or `limit` is invalid."""
+    """Return the query parameters `after`, `limit` and `order`, or their defaults. Raises `BadRequest` if one is invalid."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
@@ -206,7 +206,7 @@ def paging(request: Request) -> dict[str, Any]:
 
 
 def number(request: Request, name: str, default: int) -> int:
-    """Return the query parameter `name` as an integer. Raises `BadRequest` if it is not an integer."""
+    """Return the integer query parameter `name`, or `default` if it is missing. Raises `BadRequest` if it is invalid."""
     value = request.query_params.get(name)
     if value is None:
         return default

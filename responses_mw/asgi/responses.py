@@ -180,7 +180,7 @@ def _parse_counted(reader: Reader, body: Any, size: int) -> CreateResponse:
 
 
 async def _stored(context: EndpointContext, request: Request) -> tuple[State, JobService, Caller, str]:
-    """Verify the caller. Return the state, the jobs, the caller and the id of the response in the path."""
+    """Return the state, the jobs, the verified caller and the response id. Raises `NotFound` if there is no state."""
     caller, response_id = await context.verified(request), request.path_params["response_id"]
     if context.state is None or context.jobs is None:
         raise NotFound(f"Response with id '{response_id}' not found.")
@@ -193,7 +193,7 @@ def _cache_status() -> dict[str, str]:
 
 
 def _listed_names(names: Iterable[str]) -> str:
-    """Return at most 16 of the `names` as a header value, and `...` if there are more."""
+    """Return at most 16 of the `names` as a header value, and `...` if there are more. Replace special characters."""
     listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
     return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 

@@ -1,4 +1,4 @@
-"""The routes of the Responses API, the conversion of exceptions to responses, and the OpenAPI document.
+"""Route requests to the endpoints, convert exceptions to responses, and serve the OpenAPI document.
 
 The OpenAPI 3.1 document describes what this server checks: methods, parameters, the members of bodies, and errors. Of OpenAI's
 objects, it describes only the members that identify their types. After changing the code, run `scripts/openapi` to update it.
@@ -115,7 +115,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document. `needs_key` requires a credential. `closed` forbids unknown members in `CreateResponse`."""
+    """Return the OpenAPI document. With `needs_key`, it requires a credential. With `closed`, it forbids unknown members."""
     document: dict[str, Any] = orjson.loads((files("responses_mw") / "asgi" / "openapi.json").read_bytes())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]

@@ -1,4 +1,4 @@
-"""The span, the metrics, the access log line and the additional response headers of each request."""
+"""Record a span, metrics and an access log line for each request, and add headers to its response."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def add_headers(scope: Scope, headers: HeaderSource) -> None:
 class TelemetryMiddleware:
     """ASGI middleware that records a span, metrics and an access log line for each HTTP request to `app`.
 
-    The request id is the client's `X-Request-Id` if it is valid, otherwise a new id. The response contains the request id.
-    Nothing is recorded per token. Each ASGI message costs only one additional call.
+    The request id is the client's `X-Request-Id` if it is valid, otherwise a new id. If `traced` is true, the response contains
+    the request id. Nothing is recorded per token. Each ASGI message costs only one additional call.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
@@ -128,8 +128,8 @@ class _ResponseRecorder:
     def fail(self, error: Exception) -> None:
         """Record that the application raised `error`.
 
-        The server sends a 500 or, if the response has started, closes the connection. `send` raises an `OSError` if the client
-        has disconnected.
+        After an `OSError`, the response is incomplete, because the client has disconnected. After any other error, the server
+        sends a 500 or, if the response has started, closes the connection.
         """
         self.status = self.status or 500
         self.is_over = self.is_over or not isinstance(error, OSError)

@@ -185,7 +185,7 @@ class WebSocketConnection:
         return await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
 
     def _begin(self, create: Create, data: bytes) -> None:
-        """Start the response, or queue its frame `data` if its lane is busy. Raises `RateLimited` if there are too many."""
+        """Start the response, or queue its frame `data` if its lane is busy. Raises `RateLimited` or, if set, `_refusal`."""
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)
@@ -216,7 +216,7 @@ class WebSocketConnection:
             self._idle.set()
 
     async def _respond(self, create: Create) -> None:
-        """Send the events of one response. If the request is refused or the response cannot start, send an error."""
+        """Send the events of one response, or an error if the request is refused. After another exception, disconnect."""
         caller = self.caller.again()
         try:
             try:

@@ -127,7 +127,7 @@ class Share:
         self._grow(-size)
 
     def _fits(self, size: int) -> bool:
-        """Return whether `size` bytes fit in the memory, apart from the owner's responses, which can be evicted."""
+        """Return whether `size` bytes would fit in the memory if all responses of the owner were evicted."""
         memory, wanted = self._memory, self._waiting + size
         return wanted <= memory.owner_bytes and memory.size - self._size + wanted <= memory.total_bytes
 
@@ -153,11 +153,11 @@ class ConnectionHistory(History):
         return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the response in Redis or, if that fails or is not wanted, in this connection's memory.
+        """Store the response in Redis. If it is not stored there, keep it in this connection's memory.
 
-        A response with `store: false` and the continuation of an `UnstoredChain` are not stored in Redis. For a continuation,
-        or if `History.commit` cannot store the response, `document["store"]` is set to false. Failed and cancelled responses
-        are not kept in memory. If `History.commit` raises an error, nothing is kept.
+        A response is not stored in Redis if it has `store: false`, if it continues an `UnstoredChain`, or if storing fails.
+        `document["store"]` is then false. Failed and cancelled responses are not kept in memory. If `History.commit` raises an
+        error, nothing is kept.
         """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False

@@ -92,7 +92,7 @@ def _placeholder(setting: str, kind: str) -> str:
 
 
 class _Parser(ArgumentParser):
-    """Parser for the flags of a command. If the command defines `uses`, only the settings in `uses` have flags."""
+    """Parser for the flags of a command. If the command defines `uses`, only settings that match its patterns have flags."""
 
     def __init__(self, command: type[BaseSettings]) -> None:
         super().__init__(
@@ -107,7 +107,7 @@ class _Parser(ArgumentParser):
         self._unused: list[str] = []
 
     def add_setting(self, group: Any, *names: str, **options: Any) -> None:
-        """Add the flag of a setting, with a readable placeholder. An empty default is not shown in the help text."""
+        """Add the flag of a setting if the command uses the setting. Omit an empty default from the help text."""
         setting = options.get("dest", "")  # a positional argument has none
         if options["help"] == SUPPRESS:  # a group as JSON
             return
@@ -123,7 +123,7 @@ class _Parser(ArgumentParser):
         group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments. If a flag is unknown, exit with an error that suggests the most similar flag."""
+        """Parse the arguments. If a flag is unknown, exit with an error, which suggests a similar flag if there is one."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]

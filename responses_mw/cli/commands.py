@@ -63,7 +63,7 @@ class ServeCommand(ServeSettings):
 
 
 class WorkerCommand(Settings):
-    """Run background responses for servers with the same Redis and the same auth.secret_keys, without serving HTTP.
+    """Run background responses for servers with the same Redis and the same auth.secret_keys, without serving the API.
 
     Every flag is also an environment variable (--jobs.lease is RESPONSES_MW_JOBS_LEASE) and a key of the --config file.
     """
@@ -242,9 +242,9 @@ _MAX_PROVEN = 8  # maximum number of models whose continuation of interrupted an
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
-    """Test the settings and everything that they name, and print the results. Return the exit status: 0, or 1 if a test fails.
+    """Test the settings and the files, ports and servers that they name. Print the results, and return the exit status.
 
-    `unknown` lists unknown environment variables, which fail a test. `check_ports` raises `OSError` if a port cannot be opened.
+    The status is 1 if a test fails, if `unknown` lists environment variables, or if `check_ports` raises `OSError`.
     """
     hasty = settings.model_copy(
         update={
@@ -369,7 +369,7 @@ async def _check_tools(settings: Settings) -> bool:
 
 
 async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: str | None) -> bool:
-    """Open each of the `entries` for a request's `tools`, and call its function unless `arguments` is None."""
+    """Test a tool with each of `entries`, which are entries of a request's `tools`. For `arguments`, see `_try_tool`."""
     try:
         offered = [await _try_tool(tools, entry, arguments) for entry in entries][-1]
     except APIError as error:
@@ -378,11 +378,14 @@ async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: s
 
 
 async def _accept() -> None:
-    """Accept every call, because the operator may call all tools."""
+    """A gate that accepts every call, because the operator may call all tools."""
 
 
 async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> int:
-    """Return the number of functions of `entry`. Raises `APIError` if it cannot be opened, or if the call fails."""
+    """Open `entry`. If `arguments` is not None, call its first function. Return its number of functions.
+
+    Raises `APIError` if `entry` cannot be opened, or if the call fails.
+    """
     toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, _accept)
     assert toolbox is not None
     try:

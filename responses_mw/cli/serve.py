@@ -55,7 +55,7 @@ class ServeSettings(Settings):
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until a signal stops the process."""
+    """Serve until a signal stops the server. If it cannot start, exit with an error status."""
     allow_open_files()
     if settings.processes > 1:
         sys.exit(_supervise(settings))
@@ -115,7 +115,7 @@ def _run_server(
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard limit. Many systems set it to 1,024, and a stream has two connections."""
+    """Raise the soft limit of open files to the hard limit. It is often 1,024, and each stream needs two connections."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -124,7 +124,7 @@ def allow_open_files() -> None:
 
 
 def check_ports(settings: ServeSettings) -> None:
-    """Raise `OSError` if the server's port or the admin port cannot be opened. The error names the port."""
+    """Check that the server's port and the admin port can be opened. Raises `OSError`, which names the port."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:
@@ -157,7 +157,7 @@ def _announce_server(settings: ServeSettings, address: Any, facts: dict[str, str
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if the upstream has not answered yet."""
+    """Return the facts for the start message. `dialect` is None if it has not been detected."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
         "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
@@ -355,7 +355,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _run_child(settings: ServeSettings, started: Connection) -> None:
-    """Run the server of a child process until the parent exits. Send the facts to `started` when the server is listening."""
+    """Run the server of a child process until it gets a signal or the parent exits. Send the facts when it is listening."""
     os.setpgid(0, 0)
     set_up_logs(settings.server.log_level, settings.server.log_format)
     parent = multiprocessing.parent_process()

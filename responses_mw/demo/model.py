@@ -53,7 +53,7 @@ def _make_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text."""
+    """Return the tools whose names share a word with the user's text, or only the first without parallel calls."""
     said = _keywords(request.user_text)
     tools = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     return tools if request.parallel_tool_calls is not False else tools[:1]
@@ -112,7 +112,7 @@ def _fill_format(request: ChatRequest) -> Reply | None:
 
 
 def _recall(request: ChatRequest) -> Reply | None:
-    """Answer "What is my ...?" if the user said "my ... is ..." earlier."""
+    """Answer "What is my ...?" with what the user said in "my ... is ...", or say that the user has not said it."""
     asked = re.search(r"\bmy ([\w ]+?)\s*\?", request.user_text, re.IGNORECASE)
     if asked is None:
         return None
@@ -309,7 +309,7 @@ class _Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the type of `schema`, or the first of several types that is not null. A `$ref` counts as an object."""
+    """Return the type of `schema`, or the first of several that is not null. Without a type, return "object" or "string"."""
     kind = schema.get("type") or ("object" if schema.keys() & {"properties", "$ref"} else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

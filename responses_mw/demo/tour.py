@@ -310,7 +310,7 @@ def _first_free(host: str, *ports: int) -> int:
 
 
 def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file `output`, and return its URL. Raises `ServerFailed` if there is none in time."""
+    """Wait for the start message in the file `output`, and return its URL. Raises `ServerFailed` on a timeout or an exit."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")

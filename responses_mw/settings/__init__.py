@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings of `responses-mw serve`. Other processes ignore them, because they may share its environment and config file."""
+"""Settings of `responses-mw serve`. A process that shares the environment or config file of `serve` ignores them."""
 
 _OTHER_COMMANDS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
 """Prefixes of the variables for other commands, which may be set in the same environment."""
@@ -165,7 +165,7 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
 
 
 def origins(settings: Settings) -> dict[str, str]:
-    """Map each changed setting to its origin: the environment variable, the path of the config file, or `a flag`."""
+    """Map each setting that is not at its default to its origin: a variable, the path of the config file, or `a flag`."""
     kind = type(settings)
     given, content = _ours(), _read(settings.config) if settings.config else {}
     without_flags, found = settings, dict[str, str]()

@@ -331,7 +331,7 @@ class CompactionSettings(Group):
 
 
 class LimitSettings(Group):
-    """Limits of a request, of a response and of an owner."""
+    """Limits of requests, responses, owners and memory."""
 
     requests_per_minute: int = Field(0, ge=0)
     """maximum number of responses, compactions and token counts of an owner per minute on all replicas; 0 is unlimited"""
