@@ -1,4 +1,4 @@
-"""A cache of answers in Redis, for requests that repeat a question in the same or in other words."""
+"""A cache in Redis that answers repeated questions, even if they are worded differently."""
 
 from .cache import Cache
 from .embeddings import Embeddings, NoEmbedding, explain

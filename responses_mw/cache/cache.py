@@ -3,9 +3,9 @@
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
 2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
    partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
-3. The first request makes the answer. Identical requests on any replica wait for it, up to a timeout. Meanwhile, the first
-   request holds a lock in Redis, the *flight*. The flight is renewed while the answer is made, and released at the end,
-   even after an error.
+3. Without an exact hit, the first request makes the answer. Identical requests on any replica wait for it, up to a timeout.
+   Meanwhile, the first request holds a lock in Redis, the *flight*. The flight is renewed while the answer is made, and
+   released at the end, even after an error. Requests with `refresh` or `no_store` neither wait nor hold a flight.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup. Therefore, an
    answer that was begun before a purge is not stored after it.
 """
@@ -91,7 +91,7 @@ class Cache:
         return key
 
     async def aclose(self) -> None:
-        """Wait until all flights are released."""
+        """Wait for the flights that are being released in the background."""
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -101,8 +101,8 @@ class Cache:
         """Await `gate`, then look up the answer for `key`. Raises only the errors of `gate`.
 
         If an identical request is in progress, wait for its answer for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if
-        `streamed`. The embedding is requested on behalf of `caller`. After a miss, make the answer within the context manager
-        `flight`, because identical requests may be waiting for it.
+        `streamed`. Do not wait if `policy.read` or `policy.write` is false. The embedding is requested for `caller`. After a
+        miss, make the answer within the context manager `flight`, because identical requests may be waiting for it.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -196,7 +196,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """Renew the flight of `miss` until the context exits, then release it unless `keep` has already released it."""
+        """If `miss` holds a flight, renew it until the context exits. Then release it unless `keep` has already done so."""
         renewing = [self._renew(miss.key, miss.token)] if miss.token is not None else []
         try:
             async with in_background(*renewing):
@@ -205,9 +205,10 @@ class Cache:
             self._end(miss)
 
     async def keep(self, miss: Miss, document: Document) -> bool:
-        """Store the answer in a finished `document` if it is cacheable (see `items_of`). Return whether it was stored.
+        """Cache the answer in the finished response `document`, and return whether it was cached. Failures are not raised.
 
-        Call this before the response is stored. Otherwise, a deletion of the response may come before the entry exists.
+        `items_of` describes which answers are cacheable. Call this before the response is stored. Otherwise, the response could
+        be deleted before the entry exists, and the entry would remain.
         """
         if not miss.policy.write or miss.generation is None:
             return False

@@ -1,4 +1,4 @@
-"""Embeddings from an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings")."""
+"""Request embeddings from an OpenAI-compatible `/v1/embeddings` endpoint (OpenAI reference, "Create embeddings")."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """A client of the embeddings server, which `post` calls. Its creation raises `ModuleNotFoundError` if numpy is missing."""
+    """A client of the embeddings server. The constructor raises `ModuleNotFoundError` if numpy is missing."""
 
     def __init__(self, post: Post, settings: CacheSettings) -> None:
         from .vectors import unit_vector
@@ -53,7 +53,7 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     async def embed(self, text: str, caller: Any = None) -> Vector:
-        """Return the vector of `text`, requested for `caller`. Raises `NoEmbedding` on every failure."""
+        """Request the vector of `text` for `caller`, and scale it to length 1. Raises `NoEmbedding` on every failure."""
         with measured_embedding(self._model):
             return await self._embed(text, caller)
 

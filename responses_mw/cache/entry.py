@@ -5,11 +5,13 @@ field. A superfluous field only costs hits, but a missing field causes wrong ans
 
 A request is cacheable only if all of these are true:
 
-- Its last item is a user message with exactly one text part.
-- The model cannot call a tool, including tools that the history defines.
-- The request and its history contain only text, because the content behind a URL may change.
+- Its last item is a user message with exactly one text part, which is not blank.
+- The model cannot call a tool, including tools that the history defines, and no item answers an MCP approval request.
+- The history contains only text, because the content behind a URL may change.
+- It asks neither for a background response nor for log probabilities or `enable_response_messages`.
 
-An answer is stored only if it consists of reasoning and plain text. The question is not stored. A record has one of two forms:
+An answer is stored only if it consists of reasoning and plain text. Of the question, only hashes and the vector are stored. A
+record has one of two forms:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
@@ -128,7 +130,7 @@ def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
 
 
 def _user_text(item: Item) -> str | None:
-    """Return the text of a user message that consists of one text part."""
+    """Return the text of a user message that consists of one text part, or None for a blank text or any other item."""
     if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
         return None
     part = item["content"][0]
@@ -192,9 +194,10 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def items_of(document: Document) -> list[Item] | None:
-    """Return the items of a finished answer without their ids, or None if the answer is not cacheable.
+    """Return the items of a finished response for an `Entry`, or None if the answer is not cacheable.
 
-    A cacheable answer is complete, consists of reasoning and plain text, and ends with a message.
+    A cacheable answer is complete, consists of reasoning and plain text, and ends with a message. Ids and the
+    `encrypted_content` made by this server are removed.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -203,7 +206,7 @@ def items_of(document: Document) -> list[Item] | None:
 
 
 def _renewed(item: Item) -> frozenset[str]:
-    """Return the members that a hit has anew: the id, and the visible text of reasoning as this server encrypts it."""
+    """Return the members that every response sets anew: the id, and `encrypted_content` if this server made it."""
     return frozenset({"id", "encrypted_content"} if is_envelope(item.get("encrypted_content") or "") else {"id"})
 
 
@@ -249,8 +252,8 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     """Decode the entry of `owner` with the exact key `exact`.
 
-    Raises `ValueError` if the record is damaged, or belongs to another entry or version. If `sealer` has shared keys, the
-    record must be sealed with one of them.
+    Raises `ValueError` if the record is damaged, was written for another entry or version, or contains an answer that is not
+    cacheable. If `sealer` has shared keys, the record must be sealed with one of them.
     """
     entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
@@ -261,7 +264,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
 
 
 def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
-    """Return the JSON of a record. Raises `ValueError` if it cannot be opened, or if a response cannot contain its JSON."""
+    """Return the JSON of a record. Raises `ValueError` if the record cannot be opened, or its JSON is nested too deeply."""
     if blob[:1] == b"S":
         data = sealer.open(blob[1:].decode(), purpose=f"cache {exact}", owner=owner)
     elif blob[:1] == b"C" and not sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted

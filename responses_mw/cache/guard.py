@@ -2,8 +2,8 @@
 
 Similar embeddings show that two texts have the same topic, but not that they ask the same question. The guard compares words:
 
-- These must be the same in both texts: names, numbers, units, dates, negation, quoted strings, literals (paths, identifiers,
-  addresses), and function words such as conjunctions, prepositions, pronouns and comparatives.
+- These must be the same in both texts: the kind of question, names, numbers, units, dates, negation, symbols, quoted strings,
+  literals (paths, identifiers, addresses), and function words such as conjunctions, prepositions, pronouns and comparatives.
 - The words that are in both texts must have the same order.
 - A strict guard (the default) also compares all other words. Spelling, synonyms, plurals and ways of asking may differ.
 - Some texts match only themselves: code, scripts other than Latin, and texts without a content word.
@@ -37,8 +37,8 @@ Hashes = tuple[str, ...]
 class Signature:
     """The properties of a text that the guard compares, as salted hashes of words.
 
-    `whole` is the hash of the whole text. If `plain` is false, the guard compares only `whole`. Code, scripts other than Latin
-    and texts without a content word are not `plain`.
+    `whole` is the hash of the whole text, normalized. If `plain` is false, the guard compares only `whole`. Code, scripts other
+    than Latin, characters such as "²" and texts without a content word are not `plain`.
     """
 
     whole: str

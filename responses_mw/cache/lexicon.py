@@ -1,8 +1,8 @@
 """The guard's vocabulary, from `words.txt`, and functions that split texts into words and recognize equivalent questions.
 
-A word that is missing from the vocabulary only costs hits, because unknown words must be in both texts. Phrases that only
-introduce a question ("how do I", "how to") are removed. They determine the `kind` of the question. It must be the same in both
-texts.
+A word that is missing from the vocabulary only costs hits, because a strict guard requires unknown words in both texts. Phrases
+that only introduce a question ("how do I", "how to") are removed. They determine the `kind` of the question, which must be the
+same in both texts.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _BRITISH = (
 class Word(NamedTuple):
     """A lower-case word, a number (`#` and its digits), or a symbol.
 
-    `case` is `^` for a capitalized word, and `?` for one that begins a sentence.
+    `case` is `?` for a capitalized word that begins a sentence, `^` for any other capitalized word, and otherwise empty.
     """
 
     text: str
@@ -159,7 +159,7 @@ def without_commas(number: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """Return the standard spelling of an English word that has several (color for colour)."""
+    """Return the same form for all spellings of an English word (color for colour)."""
     if text in SPELLINGS or len(text) <= 4:
         return SPELLINGS.get(text, text)
     doubled = _DOUBLED.fullmatch(text)
@@ -202,8 +202,8 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 class Frame(NamedTuple):
     """Phrases that are removed from the beginning of a question. `kind` is the kind of the question that remains.
 
-    A phrase is removed if the word after it is in `before` and not in `unless`, and if the next word is in `then`. An empty set
-    imposes no condition.
+    A phrase is removed if the first word after it is in `before` and not in `unless`, and the second word is in `then`. An
+    empty set imposes no condition.
     """
 
     phrases: frozenset[Phrase]
@@ -213,7 +213,7 @@ class Frame(NamedTuple):
     unless: frozenset[str] = frozenset()
 
     def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether a phrase of this frame may be removed before the words `texts`."""
+        """Return whether a phrase of this frame may be removed if the words `texts` follow it."""
         after, next_but_one = (*texts, "", "")[:2]
         follows = (not self.before or after in self.before) and after not in self.unless
         return follows and (not self.then or next_but_one in self.then)

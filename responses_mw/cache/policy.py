@@ -1,11 +1,12 @@
-"""The cache policy of a request, within the operator's limits, and the result of its cache lookup.
+"""Parse the cache options of a request, apply the operator's limits, and describe the result of the lookup.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
-The body takes precedence over the header. The operator sets the highest mode (`cache.max_mode`), the longest lifetime
-(`cache.ttl`) and the lowest threshold (`cache.threshold`). docs/cache.md lists the reasons for misses.
+An option in the body overrides the same option in the header. The operator sets the highest mode (`cache.max_mode`, or
+`cache.mode` if that is higher), the longest lifetime (`cache.ttl`) and the lowest threshold (`cache.threshold`). docs/cache.md
+lists the reasons for misses.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _options = checks.closed_object(
 
 
 def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored: bool) -> Policy:
-    """Return the policy of a request. Raises `BadRequest` if a value is invalid.
+    """Return the policy of a request. Raises `BadRequest` if an option is unknown or a value is invalid.
 
     `body` is the request's `cache` field, and `header` its `X-Responses-Cache` header. Each is None if the request does not
     contain it. `stored` is the request's `store`. An answer to a request with `store: false` is cached only if the request

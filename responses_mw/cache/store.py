@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts. `lua/lib.lua` documents the keys.
 
 Each owner has up to 16 shards with the prefixes `rmw:{c:<owner>:<0 to 15>}:`. All keys of a shard are in one cluster slot. A
-partition is in one shard. Each shard gets an equal part of the owner's limit. The number of shards depends on the limit, so
-that each part has room for at least one full partition, if possible.
+partition is in one shard. Each shard gets an equal part of `cache.max_owner_bytes`. If this limit is low, there are fewer
+shards, because a part should be large enough for a full partition (`MAX_PARTITION_BYTES`).
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -41,7 +41,7 @@ _LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
 
 
 class RedisCommands(Protocol):
-    """The part of the state's client that the cache uses. Each call is one round trip, and raises `Unavailable` if it fails."""
+    """The methods of `responses_mw.state.client.Client` that the cache uses. They raise `Unavailable` if Redis fails."""
 
     async def script(self, script: Any, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any: ...
 
@@ -54,8 +54,8 @@ class RedisCommands(Protocol):
 class EntryPage:
     """Entries that were added to a partition after entry number `after`.
 
-    Each of `entries` is an id, a number and bytes: `<expiry (ms)>:<vector>`. They are empty if it has no vector in `space`.
-    `last` is the number of the shard's newest entry. If the page is `full`, there may be more entries.
+    Each of `entries` is an id, a number and the bytes `<expiry (ms)>:<vector>`, which are empty if the entry has no vector in
+    `space`. `last` is the number of the shard's newest entry. If the page is `full`, there may be more entries.
     """
 
     space: str
@@ -93,7 +93,10 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The size of the cache. `bytes` is the size of all records and vectors, including expired ones."""
+    """The size of the cache. `entries` excludes expired entries, and `owners` excludes owners with only expired entries.
+
+    `bytes` is the size of all records and vectors. Like `partitions`, it includes expired entries that are not yet removed.
+    """
 
     owners: int
     entries: int
@@ -102,7 +105,7 @@ class Stats:
 
 
 class Entries:
-    """All cache entries of all owners.
+    """The cache entries of all owners. If Redis fails, the methods raise `Unavailable`.
 
     A *flight* is the lock of the request that makes an answer. Identical requests wait until it is released.
     """
@@ -119,9 +122,9 @@ class Entries:
     async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
         """Look up the entry with exactly this key. If there is none, try to take its flight.
 
-        The flight is taken for `lease` seconds, unless `token` is None or another request holds it. `known` is a vector space
-        and the number of the last entry that the caller has read. If `known` is given and there is no entry with this key, the
-        `page` of the result contains the newer entries of the partition.
+        The flight is taken for `lease` seconds, unless `token` is None, another request holds it, or `release` has marked it.
+        `known` is a vector space and the number of the last entry that the caller has read. If `known` is not None and there is
+        no entry with this key, the `page` of the result contains up to `_LOOKUP_PAGE` newer entries of the partition.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
@@ -137,7 +140,7 @@ class Entries:
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
     async def since(self, key: Key, space: str, after: int, limit: int) -> EntryPage:
-        """Return a page of up to `limit` entries of the partition of `key` with a number above `after`."""
+        """Return up to `limit` entries with a number above `after` in the partition of `key`, with their vectors in `space`."""
         generation, reply = await self._redis.script(_SINCE, [self._key(key)], [key.partition, space, after, limit])
         return EntryPage.parse(space, after, limit, generation, reply)
 
@@ -152,11 +155,11 @@ class Entries:
         response: str,
         vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for `ttl` seconds, release the flight of `token`, and return `kept`.
+        """Store a record for `ttl` seconds, release the flight of `token`, and return `kept`. Older entries may be evicted.
 
-        If the cache was purged after `generation` was read, return `purged`. If the entry exceeds a limit, return `bound`. In
-        both cases, nothing is stored or released. `response` is the id of the response. `vector` is the text's vector space and
-        encoded vector. Both are empty if the text was not embedded.
+        If `generation` is outdated because of a purge, return `purged`. If the entry alone exceeds a limit, return `bound`.
+        In both cases, nothing is stored or released. `response` is the id of the response that has the answer. `vector` is the
+        text's vector space and encoded vector. Both are empty if the text was not embedded.
         """
         space, encoded = vector
         facts = {
@@ -193,9 +196,10 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record that `owner` may have entries, so that a purge of all owners includes `owner`.
+        """Record that `owner` may have entries, so that `purge` and `stats` find the owner.
 
-        Call this before an answer is computed or stored. Redis is called at most once a minute for each owner.
+        Call this before an answer is computed or stored. If the owner was recorded in the last minute, Redis is usually not
+        called again.
         """
         now = time.time()
         if self._registered.get(owner, 0.0) > now:

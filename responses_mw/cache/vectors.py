@@ -1,7 +1,8 @@
 """Search for the entries of a partition that are nearest to a vector.
 
 Each process keeps the vectors of the partitions that it has searched in memory. Before each search, it reads the vectors added
-since the previous one. Therefore, the search is exact and needs no Redis module. Vectors have length 1, stored as float16.
+since the previous one. Therefore, the search is exact and needs no Redis module. Vectors have length 1. In Redis, they are
+float16.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Match(NamedTuple):
 
 
 class Scan:
-    """Linear search for the vectors nearest to a given one.
+    """Linear search for the stored vectors that are nearest to a vector.
 
-    Vectors are kept in memory. If they exceed `max_bytes`, the least recently used partitions are evicted.
+    Vectors are kept in memory. While they exceed `max_bytes`, the least recently used partition is evicted, unless it is alone.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
@@ -67,7 +68,7 @@ class Scan:
     ) -> list[Match]:
         """Return up to `count` entries that reach the threshold, nearest first.
 
-        `page` contains the entries after `known` that the exact lookup has read. Further entries are read here.
+        `page` is the page of an exact lookup with the result of `known`. Further entries are read from Redis.
         """
         partition = await self._read(key, vector, page)
         near = partition.vectors.nearest(vector, threshold, count, _now())
@@ -202,7 +203,7 @@ class VectorTable:
             self._free.append(row)
 
     def shrink(self, limit: int, now: int) -> None:
-        """If there are more than `limit` entries, remove all expired entries, then the oldest ones above the limit."""
+        """If there are more than `limit` entries, remove all expired entries, then the oldest ones until `limit` are left."""
         if len(self._rows) <= limit:
             return
         for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:

@@ -1,4 +1,4 @@
-"""The sandbox as an MCP server at `/mcp` with one tool, `python`."""
+"""Serve the sandbox as an MCP server at `/mcp` with one tool, `python`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 def create_app(settings: SandboxSettings, isolation: Isolation) -> ASGIApp:
-    """Create the ASGI application, whose containers have the given isolation."""
+    """Create the ASGI application, which runs containers with `isolation`. If a token is set, callers must send it."""
     containers = Containers(settings, isolation)
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
-"""The containers of the sandbox, which run untrusted code in separate processes.
+"""Run untrusted code in containers, which are groups of separate processes.
 
-A container cannot block the service or exhaust the service's memory, because the service reads only a limited part of the
-output. A reply is a frame of limited length with the nonce of the request. After an invalid reply, the container is stopped.
+A container cannot block the service, because calls have a timeout. It cannot exhaust the service's memory, because the service
+reads only a limited part of the output. A reply is a frame of limited length with the nonce of the request. After an invalid
+reply, the container is stopped.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ async def strongest_isolation(settings: SandboxSettings) -> Isolation:
 
 
 class Containers:
-    """Async context manager for containers with the given isolation. All containers are stopped on exit."""
+    """Async context manager that runs containers with `isolation`. Idle containers expire, and all are stopped on exit."""
 
     def __init__(self, settings: SandboxSettings, isolation: Isolation) -> None:
         self._settings, self._isolation = settings, isolation
@@ -113,10 +114,10 @@ class Containers:
         await asyncio.gather(*self._ending)
 
     async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
-        """Run `code` in a container of `owner`, or in a new container if `container_id` is None.
+        """Run `code` in the container `container_id` of `owner`, or in a new container if `container_id` is None.
 
         `memory_bytes` can lower the memory limit of a new container; None keeps the limit. Raises `SandboxError` if `owner` has
-        no container with this id, or if no new container can be started.
+        no such container, or if no new container can be started.
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
@@ -255,7 +256,7 @@ class Container:
         }
 
     async def run(self, code: str) -> PythonResult:
-        """Run a cell and return its outcome. Concurrent calls are processed in order. Cancellation stops the container."""
+        """Run a cell and return its outcome. Concurrent calls run in order. Cancelling a running cell stops the container."""
         async with self._lock:
             if self.ended:
                 return self._outcome("", "", None, "it ended in an earlier call")

@@ -94,11 +94,11 @@ class ServerTool:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Cancel all calls and release resources."""
+        """Release the entry's resources, such as connections. Pending calls may fail."""
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the first `max_bytes` of `text` in UTF-8. If `text` is longer, append a note with the total size."""
+    """Return `text`. If it is longer than `max_bytes` in UTF-8, truncate it, and append a note with the total size."""
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text
@@ -106,6 +106,6 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
-    """Return the result of a failed MCP call. `kind` is the `type` of the error in the `mcp_call` item."""
+    """Return the result of a failed MCP call. `kind` and `code` are the error's `type` and `code` in the `mcp_call` item."""
     error: dict[str, Any] = {"type": kind, "code": code, "message": message}
     return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)

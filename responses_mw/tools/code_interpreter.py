@@ -47,10 +47,10 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
 
 
 class CodeInterpreter(ServerTool):
-    """The code interpreter in one run. All calls use the same container, one after another.
+    """The code interpreter in one run. Calls run one after another in the same container. If it is lost, a new one is made.
 
-    With `auto`, the calls use the container of the last call in the history, or a new one. The sandbox refuses containers of
-    other owners. Nothing is sent to the sandbox before the first call.
+    With `auto`, this is the container of the last call in the history. Without such a call, the first call makes a container.
+    The sandbox refuses containers of other owners. Nothing is sent to the sandbox before the first call.
     """
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
@@ -76,7 +76,7 @@ class CodeInterpreter(ServerTool):
         return {**tool, "container": checks.required(tool, "container", path, _container)}
 
     async def aclose(self) -> None:
-        """Cancel all calls, but keep the container for later responses."""
+        """Close the connection to the sandbox. Pending calls fail. An idle container is kept for later responses."""
         await self._connection.aclose()
 
     async def open(self) -> list[ServedFunction]:
@@ -95,7 +95,7 @@ class CodeInterpreter(ServerTool):
         """Run the `code` in `arguments`. Arguments without `code` are themselves run as code.
 
         If the container of earlier calls no longer exists, the code runs in a new one, and a note is added for the model. The
-        result is `failed` if the sandbox is unavailable or stops the container. An exception in the code is not a failure.
+        result is `failed` if the sandbox cannot run the code, or if the container ends. An exception in the code is no failure.
         """
         from .mcp_session import MCPFailure
 

@@ -1,4 +1,4 @@
-"""An HTTP transport for URLs from requests, which connects only to public internet addresses.
+"""An HTTP transport for MCP servers. It connects only to public internet addresses, unless private addresses are allowed.
 
 All addresses of a host must be public, however the host is written. The connection is made to a checked address. The name is
 not resolved again, which prevents DNS rebinding. Redirects are checked too. Proxies from the environment are ignored, because
@@ -95,7 +95,7 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
-    """Resolve `host`. A host that is not `trusted` is resolved in separate threads.
+    """Return the addresses of `host`, without duplicates. A host that is not `trusted` is resolved in separate threads.
 
     Raises `OSError` if the name cannot be resolved, or `UnicodeError` if the name is invalid.
     """
@@ -110,8 +110,8 @@ async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
 async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
     """Resolve `host`, and return up to `_MAX_ADDRESSES` of its addresses.
 
-    Raises `OSError` or `UnicodeError` if `host` cannot be resolved, and `AddressRefused` if `allow_private` is false and any
-    address is not public.
+    Raises `AddressRefused` if any address is not public, unless `allow_private` is true. Raises `OSError` or `UnicodeError` if
+    `host` cannot be resolved.
     """
     addresses = [ip_address(address) for address in await resolve(host, port, trusted=allow_private)]
     if not addresses:
@@ -138,8 +138,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.status: int | None = None
         """The response status of the last POST: 502 if the POST failed, None if there was none."""
         self.address_refused = False
-        self.session_id: str | None = None
-        """The session id that the server assigned, or None."""
+        self.session_id: str | None = None  # assigned by the server
         self._allow_private, self._max_bytes = allow_private, max_bytes
         self._began = time.monotonic()
         self._streams = 0
@@ -243,7 +242,7 @@ class _Body(httpx2.AsyncByteStream):
                 yield bytes(held)
 
     def _admits(self, data: bytes) -> bool:
-        """Return whether the values of the body, up to the end of `data`, are not too many."""
+        """Return whether the body has at most `MAX_VALUES` JSON values up to the end of `data`, the next part of the body."""
         self._values_left -= sum(map(count_values, _LINE_END.split(data)))  # no JSON string contains a line break
         return self._values_left >= 0
 

@@ -3,7 +3,8 @@
 1. A request selects a server by `server_url`, or one of the operator's servers by `server_label` or `connector_id`.
 2. The operator's headers and rules apply only to the operator's servers. They never apply to a `server_url` from a request,
    even if its label is that of an operator's server.
-3. Secrets are never returned or stored. A request that continues a response must send them again.
+3. Secrets are never returned to clients. They are stored only for background responses, encrypted, until the response ends. A
+   request that continues a response must send them again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
-    """Raise `BadRequest` for the tool at `path` if the package `mcp` is not installed."""
+    """Check that the package `mcp` is installed. Otherwise, raise `BadRequest` for the tool at `path`."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
@@ -134,8 +135,8 @@ class MCPServer(ServerTool):
     """An MCP server in one run. All calls of its tools are authorized here, including approved calls and web searches.
 
     The permission of a call may depend on the server's list of tools, which marks read-only tools. Clients can forge
-    `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`. This is bound to the
-    owner, the server's URL and the `allowed_tools`. Without a trusted list, the tools are requested from the server.
+    `mcp_list_tools` items. A list in the history is therefore trusted only if it has a valid `signature`, which is bound to
+    the owner, the server's URL and the `allowed_tools`. Without a trusted list, the tools are requested from the server.
     """
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
@@ -196,8 +197,8 @@ class MCPServer(ServerTool):
     async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
         """Call a tool and return its result. If the call is not permitted, return a failed result without calling the tool.
 
-        `approved` means that the user or the operator has approved the call. If the permission depends on the server's list of
-        tools, the list is requested first. This may raise the errors of `list_tools`.
+        `approved` means that the user or the operator has approved the call. If there are `allowed_tools`, and `list_tools` has
+        not been called yet, it is called first, and may raise its errors.
         """
         if self._listed is None and any(limit is not None for limit in self._limits):
             await self.list_tools()
@@ -240,7 +241,7 @@ class MCPServer(ServerTool):
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return a function called `name` that makes the call in `request`, an approved `mcp_approval_request` item.
+        """Return a function called `name` that calls the tool in `request`, an approved `mcp_approval_request` item.
 
         Return None if the tool may not be called, or if `open` has not been called.
         """

@@ -1,4 +1,4 @@
-"""A run's connection to an MCP server, and the conversion of tool results."""
+"""Call the tools of an MCP server in a run, and convert the results."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class MCPConnection:
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools for an `mcp_list_tools` item.
 
-        Raises `BadRequest` if the server's address is not public, or `Unauthorized` if it refuses the caller's credentials.
-        Raises `UpstreamError` (424) after any other failure.
+        Raises `BadRequest` if the server's address is not public, or `Unauthorized` if the server refuses the caller's
+        credentials. Raises `UpstreamError` (424) after any other failure.
         """
         try:
             return await self._request(self._listed)

@@ -1,4 +1,4 @@
-"""The web search of a search tool of one of the operator's MCP servers."""
+"""Search the web with a tool of an MCP server that the operator has configured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A session with an MCP server, based on the MCP SDK.
 
 The SDK's client must be closed by the task that opened it. Because any task may read a run, each session has its own task to
-open and close the client. When the task is cancelled, all requests fail, and the session is deleted on the server.
+open and close the client. When the task is cancelled, all requests fail. If the server assigned a session id, it is asked to
+delete the session.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class MCPTarget:
         return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of `error` for clients, with the server's URL and the values of request headers redacted."""
+        """Return the message of `error` for clients. The URL and header values of 8 characters or more are redacted."""
         if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
         sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]

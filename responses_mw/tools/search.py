@@ -79,7 +79,7 @@ class Query:
 
 
 def plain_host(name: str) -> str:
-    """Return the domain `name` in ASCII and lower case, as in URLs. Raises `ValueError` if `name` is invalid."""
+    """Return the domain `name` in ASCII and lower case, as in URLs. Raises `ValueError` if `name` cannot be encoded."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
 
 
@@ -109,13 +109,13 @@ class SearchProvider:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Cancel all searches and release resources."""
+        """Release the provider's own resources, such as connections. By default, there are none."""
 
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
         """Send a request to the provider and return the JSON object in the response.
 
-        `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. Raises `SearchFailed` unless
-        an uncompressed object of at most `MAX_ANSWER_BYTES` arrives with the status 200 within `tools.timeout`.
+        `request` are further arguments of `httpx.AsyncClient.stream`, such as `params` or `json`. An uncompressed object of at
+        most `MAX_ANSWER_BYTES` must arrive with the status 200 within `tools.timeout`. Otherwise, `SearchFailed` is raised.
         """
         headers = {**headers, "accept-encoding": "identity"}
         sent = self._http.stream(method, f"{self.url}{path}", headers=headers, timeout=self._timeout, **request)
@@ -158,7 +158,7 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
 
 
 def hits_of(answer: dict[str, Any], *path: str, text_member: str) -> list[SearchHit]:
-    """Return the results in the list at `path`. Each has the members `title` and `url`, and text or texts in `text_member`."""
+    """Return the results in the list at `path`. They have a `title`, a `url`, and a text or list of texts in `text_member`."""
     rows = rows_of(answer, *path)
     return [SearchHit(text_of(row, "title"), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
 
@@ -198,7 +198,7 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = {
 class SearXNG(SearchProvider):
     """A SearXNG instance. Its `settings.yml` must include `json` in `search.formats`.
 
-    Our setting `search.api_key` is sent as a bearer token, for a reverse proxy in front of the instance.
+    If `search.api_key` is set, it is sent as a bearer token, which a reverse proxy in front of the instance can check.
     """
 
     NAME = "searxng"

@@ -1,4 +1,4 @@
-"""Server-side tools: their checks, and the toolbox of a run.
+"""Check the server-side tools of a request, and run their calls in a toolbox.
 
 To add a kind of tool, write a subclass of `ServerTool`, and add its `ToolKind` and the class to `KINDS`.
 """
@@ -50,7 +50,7 @@ class Tools:
     _has_logged_search: bool = field(default=False, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check `tools` and the request's `tool_choice`, and return the tools for `toolbox`.
+        """Check the server-side tools in `tools`, and the request's `tool_choice`. Return all tools for `toolbox`.
 
         Raises `BadRequest` if a tool or the choice is invalid or not supported.
         """
@@ -127,7 +127,7 @@ class Toolbox:
     async def open(self) -> None:
         """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.
 
-        Raises `APIError` if the gate rejects the caller, an entry cannot be used or an approved call is not permitted.
+        Raises the errors of the gate and of `ServerTool.open`. Raises `BadRequest` if an approved call is not permitted.
         """
         await self._gate()
         try:

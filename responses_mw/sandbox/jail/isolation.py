@@ -1,6 +1,7 @@
-"""The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
+"""Isolate a container from the machine with namespaces, a root directory, a user, limits, and Landlock.
 
-All functions raise `OSError` if the kernel refuses an operation. Only the process file system may be missing.
+The functions raise `OSError` if the kernel refuses an operation. Failures to mount `/proc` or to empty the capability bounding
+set are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEVELS = (
     Isolation("weak: one user per container", own_user=True),
     Isolation("weak: all containers share this process's user and files"),
 )
-"""All levels, from the strongest to the weakest. The first level that the kernel permits is used."""
+"""All levels, from the strongest to the weakest. The first level that the kernel and the settings permit is used."""
 
 
 LIMITS = {"cpu_seconds", "memory_bytes", "disk_bytes", "file_bytes", "max_processes", "max_open_files"}
@@ -68,7 +69,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def checked(result: int) -> int:
-    """Return `result`, which a C function returned. If it is -1, raise `OSError` with the C library's errno."""
+    """Return the `result` of a C function. If it is -1, raise `OSError` with the C library's errno."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -88,10 +89,10 @@ def enter_process_namespace(*, as_user: bool) -> None:
 
 
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
-    """Enter new namespaces for files, network and host name, and replace the root with a file system in memory.
+    """Enter new namespaces for mounts, network, IPC, host name and cgroups, and replace the root with a file system in memory.
 
-    Only the working and temporary directories are writable. These directories belong to `uid`, or to the current user if `uid`
-    is None. `packages` are directories that become readable.
+    Only the working and temporary directories are writable. They belong to `uid`, or to the current user if `uid` is None. The
+    paths in `VISIBLE` and `packages` are readable.
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
@@ -146,10 +147,10 @@ def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
 
     `own_count` means that the kernel counts the container's processes separately. Otherwise, `max_processes` is not applied.
-    `own_user` means that the container runs as a user of its own. `disk_bytes` is never applied.
+    `own_user` means that the container runs as a user of its own. `disk_bytes` is applied by `enter_root`, not here.
     """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
-    if own_count:  # the kernel counts the container's processes separately
+    if own_count:
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + (0 if own_user else _INIT_PROCESSES)
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
@@ -158,7 +159,7 @@ def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Permanently drop all capabilities, set `no_new_privs` and call `hide`. Change to `uid`, unless `uid` is None."""
+    """Permanently drop all capabilities, set `no_new_privs` and umask 077, and call `hide`. If `uid` is set, use this user."""
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):

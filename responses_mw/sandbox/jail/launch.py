@@ -5,7 +5,7 @@ service controls the init process through its standard input and output:
 
 - For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`.
 - When the input is closed, for example because the service crashed, the init process exits.
-- In any other case, the init process writes why it exits, for example `its process was killed by SIGKILL`, and then exits. The
+- If the init process exits for another reason, it first writes the reason, for example `its process was killed by SIGKILL`. The
   service includes this text in its reply.
 
 The service and the process that runs the code exchange frames on the channel, a socket. A frame is a length (four bytes,

@@ -137,8 +137,8 @@ def install(*, alone: bool) -> None:
     """Install the filter permanently in this process and its children. `no_new_privs` must be set.
 
     Set `alone` if the container has no namespaces of its own. The filter then also refuses to create processes, execute
-    programs, send signals, and connect or bind sockets (`_REFUSED_ALONE` is the full list). Raises `OSError` if seccomp is not
-    available or the architecture is unknown.
+    programs, send signals, and connect or bind sockets (see `_REFUSED_ALONE` and `_RULES_ALONE`). Raises `OSError` if seccomp
+    is not available or the architecture is unknown.
     """
     filtered = program(os.uname().machine, alone=alone)
     checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(filtered) // 8, filtered)), 0, 0))
@@ -147,7 +147,7 @@ def install(*, alone: bool) -> None:
 def program(machine: str, *, alone: bool) -> bytes:
     """Return the filter for `machine` as classic BPF instructions. `alone` is as in `install`.
 
-    Raises `OSError` unless `machine` is `x86_64` or `aarch64`.
+    `machine` is `x86_64` or `aarch64`. Raises `OSError` for any other machine.
     """
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
