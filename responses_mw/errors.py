@@ -23,7 +23,19 @@ APIError                        an HTTP status and the error body that OpenAI do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_traceback(error: E) -> E:
+    """Return `error` without its traceback and its causes. Call this before an object of the failed request keeps the error.
+
+    The frames of a traceback refer to the objects of the request, such as its body. If one of them refers to the error, only
+    the garbage collector frees them, which `serve` makes rare.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class StartupError(RuntimeError):

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from ..engine.run import Outlet
-from ..errors import APIError
+from ..errors import APIError, without_traceback
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings.groups import ServerSettings
 from ..state import Batch
@@ -83,7 +83,7 @@ class ErrorResponse(JSONResponse):
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
         """If `cause` is set, it is logged instead of `error`. Its message is not sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
-        self._cause = cause or error
+        self._cause = without_traceback(cause or error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":

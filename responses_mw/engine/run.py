@@ -12,7 +12,7 @@ from types import AsyncGeneratorType
 from typing import Any, Self
 
 from ..cache import Hit, Miss, Uncacheable
-from ..errors import APIError, Unavailable, UpstreamError
+from ..errors import APIError, Unavailable, UpstreamError, without_traceback
 from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
 from ..protocol.request.checks import RequestLimits
@@ -217,6 +217,7 @@ class Run:
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")
+        without_traceback(error)
 
 
 _DRAIN_INTERVAL = 0.05

@@ -14,7 +14,7 @@ import anyio
 from ..auth import Gate
 from ..cache import Cache, Hit, Miss, Policy, Uncacheable
 from ..crypto import Sealer
-from ..errors import APIError, BadRequest, UpstreamError
+from ..errors import APIError, BadRequest, UpstreamError, without_traceback
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction, document
@@ -356,7 +356,7 @@ class Runner:
         except APIError as error:
             if mode is RunMode.WHOLE:
                 raise
-            run.error = error
+            run.error = without_traceback(error)
             run.assembler.fail("server_error", error.message)
         run.report()
         return run.assembler.terminal()
