@@ -20,7 +20,7 @@ from .response.events import Event
 DONE = b"[DONE]"
 DONE_FRAME = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-MAX_FRAME = 64 * 1024 * 1024
+MAX_FRAME = 64 * 1024 * 1024  # maximum size of an incomplete frame in bytes
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -41,7 +41,7 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the frames that a network read completes. Raises `UpstreamError` if the next is too long."""
+        """Return the data of the frames that a read completes. Raises `UpstreamError` if the next frame exceeds `MAX_FRAME`."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):

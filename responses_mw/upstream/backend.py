@@ -106,21 +106,22 @@ class Backend(ABC):
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
     ) -> ResponseBuilder:
-        """Return the builder of the response. `call_ids` are the ids of the calls in the history."""
+        """Return the builder of the response. `call_ids` are the call ids in the history, which new calls must not repeat."""
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Return a recorder of `input_messages` and `output_messages`. None means that this server does not add them."""
+        """Return a recorder of `input_messages` and `output_messages`, or None if this server does not add these members."""
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
-        """Return the functions for the tools of `request` and for the tools in `items`. `size` is as in `TurnRequest`."""
+        """Return the functions for the client-side tools in `request` and `items`. `size` is as in `TurnRequest`."""
 
     @abstractmethod
     def items(self, turn: TurnRequest) -> list[Item]:
         """Return all items that the model sees, decrypted.
 
-        `ChatBackend` raises `BadRequest` if it cannot decrypt the last compaction, or reasoning in the request's own input.
+        `ChatBackend` raises `BadRequest` if it cannot decrypt the last compaction, or reasoning without readable text in the
+        request's own input. `ResponsesBackend` leaves such items to the upstream.
         """
 
     @abstractmethod
@@ -147,7 +148,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def check(self, turn: TurnRequest) -> None:
-        """Raise `BadRequest` if the upstream's API cannot express the turn. Raise `UpstreamError` if the dialect is unknown."""
+        """Check that the upstream's API can express the turn. `ResponsesBackend` leaves this check to the upstream.
+
+        Raises `BadRequest` if the API cannot express the turn, and the errors of `Upstream.dialect`.
+        """
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:

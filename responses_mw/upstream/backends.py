@@ -185,8 +185,8 @@ class ResponsesBackend(Backend):
     """A backend that requests each turn as a whole response.
 
     The upstream runs the tools and truncates long inputs. This server stores the state, so the upstream receives all items and
-    stores nothing. Parameters that concern only this server (previous response, conversation, background, metadata) are not
-    sent. All other parameters are forwarded unchanged.
+    stores nothing. Parameters that concern only this server, such as `conversation` and `background`, are not sent. Other
+    parameters are forwarded unchanged.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 
 async def quickly(answer: Awaitable[httpx.Response]) -> httpx.Response:
-    """Return the result of `answer`. Raises `UpstreamError` if it takes longer than `CHECK_TIMEOUT` seconds."""
+    """Return the result of `answer`. Raises `UpstreamTimeout` if there is none after `CHECK_TIMEOUT` seconds."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
             return await answer
@@ -108,7 +108,7 @@ class Verification:
         """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted, and update the caller's standing. Raises the same errors as `Upstream.verify`."""
+        """Check that the caller is accepted, and record this in its standing. Raises the same errors as `Upstream.verify`."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")
@@ -130,7 +130,10 @@ class Verification:
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """Record that the upstream has refused the caller's credential for a chat. The next request is checked again."""
+        """Record that the upstream has refused the caller's credential for a chat, and remove the credential from the cache.
+
+        A caller with an API key of this server stays accepted, and so does a caller with an earlier answer (`has_chatted`).
+        """
         standing = caller.standing
         if not (standing.is_known or standing.has_chatted):
             standing.is_accepted, standing.is_refused = False, True

@@ -67,13 +67,16 @@ class Upstream:
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
-        """Return the decoded JSON at `path`. Raises `UpstreamError` if the request fails, or if the response is not JSON."""
+        """Return the decoded JSON at `path`.
+
+        Raises `UpstreamError` if the request fails, or if the response is not JSON or too large.
+        """
         return await self._json(await self._ask("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
         """Post `body` to an endpoint other than completions, and return the decoded JSON response.
 
-        Raises `UpstreamError` if the request fails, or if the response is not JSON or has more than `max_bytes` bytes.
+        Raises the same errors as `get`. The response may have at most `max_bytes` bytes.
         """
         return await self._json(await self._ask("POST", path, caller, orjson.dumps(body), max_bytes), caller)
 
@@ -92,9 +95,9 @@ class Upstream:
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured dialect, or detect it. If the upstream does not list its models, return OpenAI's.
+        """Return the configured dialect, or detect it. If the upstream refuses to list its models (4xx), return OpenAI's.
 
-        Raises `UpstreamError` if the upstream is overloaded or unavailable.
+        Raises `UpstreamError` if the upstream is overloaded, fails or cannot be reached.
         """
         if self._dialect is None:
             try:
@@ -124,8 +127,8 @@ class Upstream:
     async def verify(self, caller: Caller) -> None:
         """Check that the caller has an API key of this server or is accepted by the upstream (see `caller`).
 
-        Call this before every side effect. Raises `Unauthorized` if the caller is refused, or `UpstreamError` if the check is
-        inconclusive.
+        Call this before every side effect. Raises `Unauthorized` if the caller is refused, or `UpstreamError` if the check
+        fails or is inconclusive.
         """
         await self._verification.verify(caller)
 
@@ -251,7 +254,7 @@ class Upstream:
 async def detect(models: list[dict[str, Any]], get: Callable[[str], Awaitable[httpx.Response]]) -> Dialect:
     """Return the dialect of the server that lists `models`. For an unknown server, return OpenAI's.
 
-    Probes are sent only if no model has an `owned_by` that identifies the server. Raises the same errors as `get`.
+    If no model has an `owned_by` that identifies the server, send probes with `get`. Raises the same errors as `get`.
     """
     by_owner = {owner: dialect for dialect in DIALECTS.values() for owner in dialect.owned_by}
     for model in models:

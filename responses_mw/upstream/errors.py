@@ -132,8 +132,8 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 def from_frame(data: dict[str, Any]) -> UpstreamError:
     """Convert an error object in a stream or a body. The upstream sent it after a status of 200.
 
-    A status between 400 and 499 in the object becomes the error's status. Otherwise, the status is 502, and the error is an
-    `UpstreamBrokeOff` unless its type blames the request.
+    A status between 400 and 499 in the object becomes the error's status. Otherwise, the status is 502. The error is then an
+    `UpstreamBrokeOff`, except for an object without a status whose type blames the request.
     """
     fault = _fault(data)
     message = fault.message or "The upstream reported an error in its stream."
@@ -224,7 +224,7 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
 
 
 def as_response_error(error: APIError) -> dict[str, str]:
-    """Return the `error` of a response whose run failed after its stream had begun."""
+    """Return the `error` member of a response whose run failed."""
     return {"code": _response_code(error), "message": error.message}
 
 

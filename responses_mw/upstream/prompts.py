@@ -91,7 +91,7 @@ async def _used(answer: ChatStream, *members: str) -> int:
 # -- the context window ------------------------------------------------------------------------------------------------
 
 ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
-"""Returns the chat request that shows the given items to the model."""
+"""Returns the chat request that shows a list of items to the model."""
 
 _LENGTH_TTL = 300.0  # seconds
 _MIN_BYTES_PER_TOKEN = 2.0  # low, because it is better to remove too much than too little
@@ -129,7 +129,8 @@ class ContextWindow:
     ) -> T:
         """Call `ask` with a request for the `items` that fit the context window, and return the result.
 
-        If the upstream reports that the prompt is still too long, call `ask` once more with fewer items, if possible.
+        If the upstream reports that the prompt is still too long, call `ask` once more with fewer items. If that is
+        impossible, raise the upstream's error.
         """
         chat = await self._fitting(items, chat_of, caller)
         try:

@@ -31,7 +31,7 @@ class ChatStream:
     `open` sends the request. Each iteration step then returns the chunks completed by one network read. At the end, `done` is
     true if the answer is complete: `[DONE]` or a whole document has arrived.
 
-    Raises `UpstreamError` if the answer is missing, interrupted, malformed or longer than `max_bytes`.
+    Raises `UpstreamError` if the connection fails, or if the answer is missing, malformed or longer than `max_bytes`.
     """
 
     _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text is returned as `Text`
@@ -233,7 +233,7 @@ class _NotJSON(UpstreamError):
 
 
 def check_values(data: bytes) -> None:
-    """Raise `UpstreamError` if a JSON text has too many values to decode it."""
+    """Raise `UpstreamError` if a JSON text has more than `MAX_VALUES` values. Decoding it would take too much memory."""
     if has_more_values(data, MAX_VALUES):
         raise UpstreamError(f"The upstream sent more than {MAX_VALUES} JSON values at once.")
 

@@ -13,7 +13,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """Return the `choices` of a chunk, by default an empty list. Raises `UpstreamError` if it is not a list of objects."""
+    """Return the `choices` of a chunk, or `[]` if it has none. Raises `UpstreamError` if `choices` is not a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -24,13 +24,13 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def text_of_parts(parts: list[Any]) -> str:
-    """Return the text of content parts. Mistral's own API sends such parts instead of a string."""
+    """Join the texts of content parts, which Mistral's own API sends instead of a string. Skip malformed parts."""
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """Convert a whole `chat.completion` to a single chunk. Raises `UpstreamError` if the completion is malformed."""
+    """Convert a `chat.completion` to a single chunk. Raises `UpstreamError` if its choices, message or calls are malformed."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -52,8 +52,8 @@ _MAX_HELD = 16  # maximum number of chunks that are held back
 class SurrogateHalves:
     """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back until the next text arrives. At
-    most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
+    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back, together with later chunks,
+    until more text arrives. At most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class SurrogateHalves:
         return chunk
 
     def join(self, chunk: Any) -> list[Any]:
-        """Join the halves at the start of `chunk`'s texts with those held back. Return the chunks that are ready, in order."""
+        """Join halves that are held back with the texts of `chunk`. Return the chunks that are ready, in order."""
         if not (self._held or self._has_halves):
             return [chunk]
         self._has_halves = False
@@ -183,7 +183,7 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
-        """Return the text of a frame that has the learned form, otherwise None. With `is_read`, `data` is a whole SSE frame."""
+        """Return the `Text` of a frame that has the learned form, or None. With `is_read`, `data` includes the SSE framing."""
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
             return None
@@ -199,7 +199,7 @@ class DeltaFastPath:
         return self._member, text
 
     def learn(self, data: bytes, chunk: Chunk) -> None:
-        """Learn the form of a frame from its `data` and the `chunk` parsed from it."""
+        """Learn the form of a frame that holds only text. `chunk` is the parsed `data`. Repeated failures end the learning."""
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return

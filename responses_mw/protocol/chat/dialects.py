@@ -1,6 +1,6 @@
-"""Dialects: how Chat Completions servers differ from OpenAI's API, as one row of data for each server.
+"""Dialects: how Chat Completions servers differ from OpenAI's API. Each kind of server has one row of data.
 
-To add a server, add a row, and its name to the setting `upstream.dialect`.
+To add a server, define a row, list it in `DIALECTS`, and add its name to the setting `upstream.dialect`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Dialect:
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
     def check(self, name: str) -> None:
-        """Raise `NotSupported` if the upstream does not support the parameter `name`. Call this only if the request sets it."""
+        """Raise `NotSupported` if `refuses` contains the parameter `name`. Call this only if the request sets the parameter."""
         if name in self.refuses:
             checks.unsupported(name, self.refuses[name])
 

@@ -2,7 +2,7 @@
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
 2. The outputs of calls directly follow the message with the calls, in the order of the calls. Tool messages hold only text.
-   Therefore, images in outputs follow in one user message.
+   Therefore, the other parts of outputs, such as images, follow in one user message.
 3. A call without an output gets OpenAI's 400, and so does an output without a call. Interrupted (`incomplete`) calls without
    an output are an exception. They were never executed, and are left out.
 4. If the server executed a call, the call's item contains the result. The model wrote the next item after it had seen the
@@ -13,8 +13,8 @@
    message is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
 7. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
    assistant message. The summary of a compaction is joined with the user message that follows.
-8. An interrupted answer is requested again, and the model then does not see its reasoning. Such reasoning is left out if more
-   reasoning or text follows it. It is `incomplete`, or an interrupted call follows it.
+8. Reasoning was interrupted if it is `incomplete`, or if an interrupted server-side call follows it. The model did not see this
+   reasoning when the answer was requested again. Therefore, it is left out if more reasoning or text follows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def to_messages(
     With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input begins at `items[offset]`.
     Errors refer to that item as `input[0]`.
 
-    Raises `BadRequest` if a call has no output, an output has no call, or the dialect does not support the content.
+    Raises `BadRequest` if calls and outputs do not match (rule 3), or if an item cannot be expressed in the dialect.
     """
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
@@ -104,7 +104,7 @@ class _MessageBuilder:
         self._summary: Message | None = None
 
     def take(self, item: Item, position: int) -> None:
-        """Convert the next item. Raises `NotSupported` if its type is unknown, because a newer version stored the item."""
+        """Convert the next item. Raises `NotSupported` if its type is unknown, as in a history that a newer version stored."""
         kind = ITEMS.get(item["type"])
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")

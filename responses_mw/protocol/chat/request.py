@@ -37,7 +37,7 @@ class Prefill:
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
     """Return whether a grammar may constrain the answer.
 
-    A constrained answer cannot be continued after an interruption, because the upstream applies the grammar from its start.
+    A constrained answer cannot be continued after an interruption, because the whole grammar would apply to the continuation.
     """
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
@@ -65,7 +65,7 @@ def to_chat(
     for the model. `results` maps the ids of calls in this run to the results that the model sees. With `prefill`, the model
     continues the last message. Only the first turn forces a tool call, because a later turn must be able to answer.
 
-    Raises `BadRequest` if there are no messages, or if the dialect cannot express the request.
+    Raises `BadRequest` if there are no messages or the dialect cannot express the request, and the errors of `to_messages`.
     """
     messages = to_messages(
         items,

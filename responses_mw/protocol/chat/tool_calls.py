@@ -30,7 +30,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """A tool call as received so far.
 
-    `form` describes how the call appears in the response. Once `is_decided` is true, None means that the call is left out.
+    `form` describes how the call appears in the response. It is None until `is_decided` is true, or if the call is left out.
     """
 
     __slots__ = ("_end", "_pieces", "_taken", "form", "id", "is_decided", "name", "place")

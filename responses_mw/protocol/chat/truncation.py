@@ -52,7 +52,7 @@ class Truncation:
 
 
 def is_kept(item: Item) -> bool:
-    """Return whether truncation never drops the item."""
+    """Return whether the item is always kept (rule 1)."""
     return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
 
 
@@ -86,7 +86,7 @@ def _linked(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 
 
 def links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of each call and its output, and of each approval request and its response.
+    """Yield pairs of positions: of a call and its output, or of an approval request and its response.
 
     Some models use the same call ids in each turn. Therefore, the n-th output with an id belongs to the n-th call with this id.
     """

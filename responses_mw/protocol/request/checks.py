@@ -26,7 +26,7 @@ _NOTHING: Mapping[str, Check] = MappingProxyType({})
 
 _CHUNK_SIZE = 1 << 20
 _LARGE = 64 * 1024
-_MEMBER, _HOLDER = 64, 136  # bytes of memory that a member takes, and those of an array or object in addition
+_MEMBER, _HOLDER = 64, 136  # memory in bytes of a member, and additional memory of an array or object
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class RequestLimits:
 
 
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
-    """Decode JSON. Error messages refer to it as `what`. Integers of more than 64 bits become floats.
+    """Decode JSON. Integers of more than 64 bits become floats. If the JSON is invalid, the error refers to it as `what`.
 
-    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates, and `TooLarge` for JSON that exceeds `limits`.
+    Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates, and `TooLarge` for too many values or levels.
     """
     # Decoding cannot be interrupted, and the result can take forty times the memory of the text. Counting is 100 times faster.
     if has_more_values(data, limits.values):
@@ -62,7 +62,7 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON. While large `data` is decoded, the garbage collector is off, because it takes ten times as long."""
+    """Decode JSON. The garbage collector is off while large `data` is decoded. Otherwise, it would take most of the time."""
     if len(data) <= _LARGE:
         return orjson.loads(data)
     was_enabled = gc.isenabled()
@@ -76,7 +76,7 @@ def loads(data: bytes) -> Any:
 
 def has_more_values(data: bytes, maximum: int) -> bool:
     """Return whether a JSON text has more than `maximum` values (see `count_values`)."""
-    # The first two are upper bounds: most texts are short, and brackets and commas may be in strings.
+    # The first two conditions are quick upper bounds. The exact count excludes brackets and commas in strings.
     return len(data) > maximum and _openings(data) > maximum and count_values(data) > maximum
 
 
@@ -96,7 +96,7 @@ def _openings(data: bytes) -> int:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Raise `TooLarge` if `value` has more than `limit` levels. Deep nesting breaks recursive code, here or in the upstream."""
+    """Raise `TooLarge` if an array or object is more than `limit` levels below `value`. Deep nesting breaks recursive code."""
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -111,7 +111,7 @@ def depth(value: Any, limit: int) -> None:
 
 
 def memory_bound(value: Any, text: bytes) -> int:
-    """Return an upper bound of `memory(value, len(text))`. It is exact if a quick bound would exceed four times the size."""
+    """Estimate `memory(value, len(text))`. Call `memory` itself only if the estimate exceeds four times the size of `text`."""
     bound = len(text) + 2 * _MEMBER * _openings(text)
     return bound if bound <= 4 * len(text) else memory(value, len(text))  # brackets and commas may be in strings
 
@@ -248,14 +248,14 @@ def _check_bounds(value: float, path: str, kind: str, minimum: float | None, max
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """Check an object. Null members are kept, because they have a meaning in a JSON Schema or in a call's arguments."""
+    """Check that `value` is an object. Null members are kept, because they have a meaning in JSON Schemas and calls."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value
 
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
-    """Check an object and return a copy without null members, because null means absent."""
+    """Check that `value` is an object, and return a copy without null members, because null means absent."""
     return {name: member for name, member in json_object(value, path).items() if member is not None}
 
 
@@ -297,7 +297,7 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check that replaces an object's members with their checked values, in place. Null members count as absent."""
+    """Return a check that replaces members of an object with checked values, in place. `required` members must not be null."""
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
     def check(holder: dict[str, Any], path: str) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> Objec
 
 
 def open_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object with the given members. Those in `required` must be present. Other members are allowed.
+    """Return a check for an object. The members in `required` must be present. Unknown members are allowed.
 
     The check returns a copy without null members.
     """
@@ -322,7 +322,7 @@ def open_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> 
 
 
 def closed_object(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check for an object with the given members. Those in `required` must be present. Other members are errors.
+    """Return a check for an object. The members in `required` must be present. Unknown members are errors.
 
     The check returns a copy without null members.
     """

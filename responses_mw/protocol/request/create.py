@@ -1,7 +1,7 @@
 """Check the body of `POST /v1/responses`.
 
-The checks follow the OpenAI reference, "Create a model response". Fields that the reference does not define are passed on
-unchanged, because the upstream may define them (`top_k`, `seed`, `chat_template_kwargs`, ...). Values that depend on the
+The checks follow the OpenAI reference, "Create a model response". Unknown fields (`top_k`, `seed`, `chat_template_kwargs`, ...)
+are passed on unchanged, because the upstream may define them. Fields in `REFUSED` get a 400. Values that depend on the
 settings, the headers or the history are checked elsewhere.
 """
 
@@ -84,7 +84,7 @@ def _continuation_id(_value: Any, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Fields are named as in the OpenAI reference and annotated with their checks."""
+    """A checked request. Each annotated field is a parameter of the API, with its check."""
 
     items: list[Item]  # the `input`, after the items made from vLLM's `previous_input_messages`
     extra: dict[str, Any]  # members that are passed to the upstream unchanged
@@ -181,7 +181,7 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the decoded `body` of a request. `size` is the size of its JSON in bytes. None means the default `limits`.
+    """Check the decoded `body` of a request. `size` is the size of its JSON in bytes. If `limits` is None, the defaults apply.
 
     Raises `BadRequest` for the first invalid value that is found. The error's `param` is the path of the value.
     """
@@ -204,7 +204,7 @@ def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> Crea
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise `BadRequest` if `body` has an unknown field. On its own, `parse` accepts and forwards such fields.
+    """Raise `BadRequest` if `body` has an unknown field that is not null. `parse` itself accepts and forwards such fields.
 
     The message suggests a known field with a similar name, if there is one.
     """

@@ -114,9 +114,9 @@ NOT_SERVED = frozenset(
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
     """Return `items` with the content of encrypted reasoning items restored.
 
-    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. Such an item may come from
-    another server, and is not changed. The request's own input begins at `items[offset]`. Raises `BadRequest` if this input has
-    an item that cannot be decrypted and has no readable text.
+    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. Items with such a text are
+    not changed, because they may come from another server. Raises `BadRequest` if such an item has no readable text and is part
+    of the request's own input, which begins at `items[offset]`.
     """
 
     def restored(item: Item, index: int) -> Item:

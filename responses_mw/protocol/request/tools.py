@@ -1,7 +1,7 @@
 """Check the tools and the `tool_choice` of a request, and list the functions that represent the tools to the chat model.
 
-1. A function's name depends only on its tool, so calls from earlier turns keep their names (`history_name`). If names collide,
-   `distinct` renames functions, and `namer` returns the resulting names for calls.
+1. If no names collide, a function's name depends only on its tool, so calls from earlier turns keep their names
+   (`history_name`). Otherwise, `distinct` renames functions, and `namer` returns the resulting names for calls.
 2. Tools in `additional_tools` and `tool_search_output` items can be called as well. If a tool is defined again, the new
    definition takes the position of the first one. The upstream's prefix cache depends on this stable order.
 3. A deferred tool is not offered until a `tool_search_output` contains it.
@@ -136,7 +136,7 @@ def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """Return a text that tells the model which `tools` were found. `names` returns the function name for a call item."""
+    """Return a text that tells the model which `tools` were found. `names` returns the function name of a call item."""
     lines = []
     for one in _functions(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})

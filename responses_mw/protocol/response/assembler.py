@@ -7,8 +7,8 @@
 - A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` completes it. The calls in `asked` are then
   executed in any order. Their results are passed to `settle` in the order of the calls.
 - After `break_off`, another answer is fed to the same turn. If `join` is called first, this answer continues the text of the
-  message. Reasoning in it also becomes text, but is an error if functions are offered and it comes first.
-- `conclude` or `fail` completes the document. It can be stored before `terminal` returns the last event.
+  message. Its reasoning also becomes text. If functions are offered, an answer that begins with reasoning is an error.
+- `conclude` or `fail` completes the document. It can then be stored, before `terminal` returns the last event.
 """
 
 from __future__ import annotations

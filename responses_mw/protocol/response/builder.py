@@ -89,7 +89,7 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document after the last turn."""
+        """Set the final status of the document after the last turn. `completed_at` is in seconds since the epoch."""
         self.response.update(status="completed", completed_at=completed_at)
 
     def fail(self, code: str, message: str) -> None:
@@ -98,7 +98,7 @@ class ResponseBuilder(ABC):
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
 
     def terminal(self) -> list[Event]:
-        """Emit the terminal event. If the document has changed since, a second call emits it again, with the same number."""
+        """Emit the terminal event. If the document changes afterwards, call this again. The new event has the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
@@ -117,16 +117,16 @@ class ResponseBuilder(ABC):
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
         """Process chunks or events of the upstream's answer. Begin a turn if none is in progress.
 
-        Raises `UpstreamError` if the answer is malformed, or starts over instead of continuing a text. Events emitted before
-        the error are not lost: the next method that returns events also returns them.
+        Raises `UpstreamError` if the answer is malformed, has too many calls, or does not continue the interrupted text. Events
+        emitted before the error are not lost: the next method that returns events also returns them.
         """
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
         """Complete the turn. Close its items up to the first call that the server executes. `settle` emits the later items.
 
-        Raises `UpstreamError` if the answer starts over instead of continuing a text, or if a call has no name.
-        `ResponsesPassthrough` raises `UpstreamBrokeOff` if the answer is incomplete.
+        Raises `UpstreamError` if the answer does not continue the interrupted text, or if a call that was not cut off has no
+        name. `ResponsesPassthrough` raises `UpstreamBrokeOff` if the answer is incomplete.
         """
 
     @property
@@ -156,7 +156,7 @@ class ResponseBuilder(ABC):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether `max_tool_calls` allows no further call."""
+        """Whether `max_tool_calls` allows no further call that the server executes."""
         return False
 
     @property

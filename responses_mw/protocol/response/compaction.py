@@ -58,7 +58,7 @@ def is_asked(items: Sequence[Item]) -> bool:
 
 
 def threshold_of(request: CreateResponse) -> int | None:
-    """Return the lowest `compact_threshold` of `request` in tokens, or None if it does not ask for compaction."""
+    """Return the lowest `compact_threshold` of `request` in tokens, or None if the request has no `context_management`."""
     return min((entry.get("compact_threshold", DEFAULT_THRESHOLD) for entry in request.context_management), default=None)
 
 
@@ -124,7 +124,7 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
 
 
 def document(run: Document, user_messages: Sequence[Item]) -> Document:
-    """Return the `response.compaction` for `run`. Its `output` is the whole input for the next request."""
+    """Return the `response.compaction` for the document `run`. Its `output` is the whole input for the next request."""
     return {
         "id": run["id"],
         "object": "response.compaction",
@@ -140,12 +140,13 @@ def document(run: Document, user_messages: Sequence[Item]) -> Document:
 def open_last(
     items: Sequence[Item], open_: Callable[[str], bytes | None], *, offset: int = 0, keeps_foreign: bool = False
 ) -> list[Item]:
-    """Decrypt the last compaction in `items`, and return the items that the model sees.
+    """Decrypt the last compaction in `items`, if any, and return the items that the model sees.
 
-    The items that the compaction replaces are left out. The user messages that were encrypted with the summary follow it.
+    The items that the compaction replaces are left out. The user messages that were encrypted with the summary follow it,
+    unless they also precede it.
 
-    If `open_` returns None, this server cannot decrypt the summary. Raises `BadRequest` in this case or, if `keeps_foreign` is
-    true, returns `items` unchanged for the upstream to decrypt. Errors refer to `items[offset]` as `input[0]`.
+    `open_` returns None if this server cannot decrypt the summary. With `keeps_foreign`, `items` are then returned unchanged,
+    because the upstream may decrypt it. Otherwise, raises `BadRequest`. Errors refer to `items[offset]` as `input[0]`.
     """
     last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
     content = open_(items[last]["encrypted_content"]) if last >= 0 else None

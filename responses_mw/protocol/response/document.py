@@ -1,4 +1,4 @@
-"""The response object and its token usage."""
+"""Create the response object, and convert and add up token usage."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def output_text(document: Document) -> str:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return an item as clients see it. Search results, sources and code outputs are removed unless `include` lists them."""
+    """Return an item as clients see it. Search results, sources and code outputs are hidden unless `include` lists them."""
     kind = item["type"]
     if kind == "web_search_call":
         hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
@@ -103,7 +103,7 @@ def _count(holder: Any, *names: str) -> int:
 
 
 def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
-    """Convert a chat `usage` to a `ResponseUsage`. Unknown details are 0, because clients require all details."""
+    """Convert a chat `usage` to a `ResponseUsage`. Missing and invalid counts are 0, because clients require all counts."""
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens", "created_cache_tokens")
@@ -119,7 +119,7 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
-    """Add the details that the SDKs require to an upstream's usage. Return None if it lacks a valid input or output count."""
+    """Add the details that the SDKs require to an upstream's usage. Return None if its input or output count is not valid."""
     if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
     return {
@@ -161,12 +161,12 @@ class UsageSum:
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Set the chat usage of the interrupted answer that the next answer continues. None means that the usage is unknown."""
+        """Record that the next answer continues an interrupted one. `part` is its chat usage, or None if unknown."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return `total` plus the turn's usage, which is added only once. Return None if an interruption left it unknown."""
+        """Return `total` plus the turn's usage, which is added only once. Return None if the usage of a part is unknown."""
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)
@@ -182,7 +182,7 @@ class UsageSum:
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an interrupted answer (`part`) and its continuation (`usage`). Its prompt contained `part`."""
+    """Return the usage of an interrupted answer (`part`) and its continuation, whose prompt contained that answer."""
     prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
     return {
         "input_tokens": prompt,

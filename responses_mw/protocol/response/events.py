@@ -1,4 +1,4 @@
-"""The events of a response: their names, their numbers, and their effects on items.
+"""Create and number the events of a response, and define what they change in its items.
 
 Events do not depend on the transport. The stem of an event is its type without the last part. For example, the stem of
 `response.output_text.delta` is `response.output_text`. An `EventTarget` describes what the events with its stem change (OpenAI
@@ -37,7 +37,7 @@ class EventTarget:
         return f"{self.holder}_index"
 
     def new_item(self) -> Item:
-        """Return an empty item that is in progress, for the event `response.output_item.added`."""
+        """Return an empty message or reasoning item that is in progress, for the event `response.output_item.added`."""
         if self.item == "message":
             return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         # A reasoning item with only a summary has no `content`, because null would violate the specification's schema.
@@ -174,7 +174,7 @@ def _logprobs(kind: EventTarget, part: Part) -> dict[str, Any]:
 
 
 def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
-    """Emit the `done` events of an item and, for a call, of its text, unless it is malformed. The parts are already done."""
+    """Emit the `done` event of an item whose parts are done. For a call, first emit that of its text, if the text is valid."""
     call = CALL_TEXTS.get(item["type"])
     if call and isinstance(item.get(call.member) or "", str):
         emitter.emit(f"{call.stem}.done", item_id=item["id"], output_index=output_index, **ending(item, call))
@@ -182,7 +182,7 @@ def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
 
 
 def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event]:
-    """Return the events of a finished response as its client sees it, from `response.created` to its terminal event."""
+    """Return all events of a finished response. `document` must be the response as clients see it (`document.whole`)."""
     emitter = Emitter()
     begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
     emitter.emit("response.created", "response.in_progress", response=begun)
@@ -205,7 +205,7 @@ def emit_item(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool)
 
 
 def emit_parts(emitter: Emitter, index: int, item: Item, *, open_reasoning: bool) -> None:
-    """Emit the events of the parts of a complete item. Each text becomes one delta."""
+    """Emit the events of the parts of a complete item. Each text that is not empty becomes one delta."""
     kinds = {**TEXTS, REASONING_TEXT.part: OPEN_REASONING_TEXT} if open_reasoning else TEXTS
     for name in _lists_of(item):
         for number, part in enumerate(item[name]):

@@ -33,7 +33,7 @@ _MAX_OPENING = 256  # maximum number of characters up to the opening quote of a 
 
 
 class StringMember:
-    """Decodes the string `name` in a JSON object that arrives in pieces. It is streamed only if it is the first member.
+    """Decodes the string `name` in a JSON object that arrives in pieces. The string is streamed only if it comes first.
 
     Models write raw line breaks in strings, and backslashes that begin no escape. Both are accepted. The result of
     `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.
@@ -128,7 +128,7 @@ class OpenCall:
             self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
-        """Complete the text of the call, and write it to the item. Emit the text's `done` event."""
+        """Mark the call as finished. If it has a text, complete the text, write it to the item, and emit its `done` event."""
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -142,7 +142,7 @@ class OpenCall:
                 self.item |= self.form.made(arguments)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool) -> None:
-        """Add the call's result, given as `members`, to the item. Emit the event for success or failure."""
+        """Add `members`, the call's result, to the item. Emit the event for success or failure, if the form has one."""
         self.item |= members
         self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 

@@ -327,10 +327,9 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
-        """Return the place of the item that an event belongs to, or None if there is no such item.
+        """Return the place of the item that an event belongs to, or None. If `wanted` is None, search only by index.
 
-        Without an index, search by the event's `item_id` and by `names`, then for the last open item of type `wanted`. If
-        `wanted` is empty, any type matches. If it is None, only an index is considered.
+        Without an index, search by `item_id` and `names`, then for the last open item of type `wanted` (empty: of any type).
         """
         index = event.get("output_index")
         if isinstance(index, int):

@@ -128,7 +128,7 @@ class LogReplay(OutputReplay):
         self.runs = False  # whether the server may have executed the call that was added last
 
     def read(self, frames: bytes) -> None:
-        """Apply the next events of the log, given as frames."""
+        """Apply the next events of the log. `frames` contains them in the form of `sse.encode`."""
         for event in sse.decode(frames):
             self.take(event)
             self.runs = event["type"] != ADDED and (self.runs or bool(_RUNNING.search(event["type"])))
@@ -139,7 +139,8 @@ class LogReplay(OutputReplay):
 class Takeover:
     """The output of a lost or stopped worker, and whether another worker can continue this output.
 
-    An item is closed when the next item begins or the turn is complete. Therefore, the turn is over if no item is open.
+    An item is closed when the next item begins or the turn ends. Therefore, the turn is over if it has items, none is open, and
+    the last one is not interrupted reasoning or an interrupted call.
     """
 
     def __init__(self, log: LogReplay) -> None:
@@ -235,7 +236,7 @@ class Seam:
         self._matched = 0
 
     def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Return the new texts, or None if more text is needed. Raises `UpstreamError` if the upstream began a new answer."""
+        """Return the new texts with log probabilities, or None if more text is needed. Raises the same error as `flush`."""
         seen = _common(text, self._tail)  # white space that the upstream did not see and repeats
         self._tail = self._tail[seen:] if seen == len(text) else ""
         text = text[seen:]
@@ -251,7 +252,7 @@ class Seam:
         return self.flush()
 
     def flush(self) -> list[tuple[str, Any]]:
-        """Return the text that is held back. Raises `UpstreamError` if the upstream began a new answer."""
+        """Return the texts that are held back. Raises `UpstreamError` if the upstream began a new answer."""
         if self._matched > MAX_CHANCE:
             raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
         return [(text, logprobs) for text, logprobs in self._held if text]

@@ -50,7 +50,7 @@ class ResponseMessages:
         self._turns.append(RawTurn(chat["messages"]))
 
     def take(self, chunks: Iterable[Chunk | Text]) -> None:
-        """Add the texts and tokens in `chunks` to the current turn. Raises `UpstreamError` if token ids are malformed."""
+        """Add the texts and tokens in `chunks` to the turn. Raises `UpstreamError` if choices or token ids are malformed."""
         for chunk in chunks:
             if isinstance(chunk, dict):
                 self._turns[-1].take(chunk)
@@ -112,7 +112,7 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
 
 
 def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the input and the output. The input is the first prompt. The output is all answers and later prompts.
+    """Return the input, which is the first prompt, and the output, which consists of all answers and later prompts.
 
     If the upstream does not report a prompt, the JSON of the chat messages is used.
     """

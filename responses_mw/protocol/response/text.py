@@ -1,4 +1,4 @@
-"""Stream text: the open text part of an item, reasoning tags, log probabilities, and citations of sources."""
+"""Stream the text of items: split off reasoning, select log probabilities, and annotate citations of sources."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Splits an answer's content at `<think>` tags. Some servers, such as TGI, send reasoning and answer as one text."""
+    """Splits an answer's content at tags such as `<think>`. Some servers (TGI) send reasoning and answer as one text."""
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 

@@ -155,7 +155,7 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def parse_shallow(arguments: str) -> dict[str, Any] | None:
-    """Parse the arguments of a call, or return None if they are not a JSON object or nested deeper than `MAX_NESTING`."""
+    """Parse the arguments of a call, or return None if they are not a JSON object or too deep (`MAX_NESTING`)."""
     parsed = parse_arguments(arguments)
     try:
         checks.depth([parsed], MAX_NESTING)

@@ -1,4 +1,4 @@
-"""All kinds of tools by the types of their definitions and items.
+"""List all kinds of tools, by the types of their definitions (`TOOL_KINDS`) and of their items (`TOOL_ITEMS`).
 
 The client executes `local_shell`, `shell` and `apply_patch` on the user's machine. `responses_mw.tools` checks the definitions
 of server-side tools, because the allowed values depend on the settings.
@@ -340,5 +340,5 @@ def output_of(item: Item) -> str | list[Part]:
 
 
 def is_finished(item: Item) -> bool:
-    """Return whether the server executed the call. It did not if the call was cut off or the run ended before executing it."""
+    """Return whether the server executed the call. It did not if the call was cut off, or if the run ended first."""
     return item.get("status", "completed") in ("completed", "failed")

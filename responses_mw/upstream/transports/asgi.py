@@ -6,8 +6,8 @@ httpx's own `ASGITransport` collects the whole response before it returns. This 
 2. The application's `send` waits until the previous chunk has been read (backpressure).
 3. The application's `receive` returns the body once. It then blocks until the reader disconnects or the response is complete,
    because an earlier `http.disconnect` makes vLLM abort the generation.
-4. When the reader disconnects (`aclose`), the application is cancelled and awaited. The moment of the cancellation depends on
-   the progress of the response:
+4. If the reader disconnects (`aclose`) before the response is complete, the application is cancelled and awaited. The moment of
+   the cancellation depends on the progress of the response:
    - Before the response starts, the application first receives `http.disconnect`, and gets a short grace period to stop its own
      tasks. vLLM generates in a separate task, which a cancellation does not stop.
    - Before the first chunk, the application also gets a grace period. vLLM never aborts a request if it is cancelled while it
@@ -52,10 +52,10 @@ class ASGITransport(httpx.AsyncBaseTransport):
     """Sends requests to `app` in this process, and streams its responses.
 
     The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
-    `client` and all members that the host application added.
+    `client`, the `Host` header and all members that the host application added.
 
-    Raises `httpx.ReadError` if the application raises, and `httpx.RemoteProtocolError` if the application returns before its
-    response is complete. Once the response has started, its stream raises these errors.
+    Raises `httpx.ReadError` if the application raises before its response is complete, and `httpx.RemoteProtocolError` if it
+    returns before. Once the response has started, its stream raises these errors.
     """
 
     def __init__(self, app: ASGIApp) -> None:

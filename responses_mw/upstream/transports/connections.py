@@ -21,7 +21,7 @@ _ATTEMPT_DELAY = 0.25
 
 
 def origin_of(url: httpx.URL) -> Origin:
-    """Return the origin of `url`. Raises `httpx.UnsupportedProtocol` unless its scheme is http or https."""
+    """Return the origin of `url`. Raises `httpx.UnsupportedProtocol` if its scheme is neither http nor https."""
     if url.scheme not in _DEFAULT_PORTS:
         raise httpx.UnsupportedProtocol(f"The URL must begin with http:// or https://: {url}")
     return url.scheme, url.raw_host.decode(), url.port or _DEFAULT_PORTS[url.scheme]
@@ -38,7 +38,7 @@ class ConnectionPool:
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
-        """Return an open connection to `origin`, with TLS if `context` is given.
+        """Return an open connection to `origin`, with TLS if `context` is not None.
 
         With `reuse`, prefer an idle one. Raises httpx's `ConnectError`, or `ConnectTimeout` after `connect_timeout` seconds.
         """
