@@ -6,8 +6,7 @@
 3. Without an exact hit, the first request makes the answer. Identical requests on any replica wait for it, up to a timeout.
    Meanwhile, the first request holds a lock in Redis, the *flight*. The flight is renewed while the answer is made, and
    released at the end, even after an error. Requests with `refresh` or `no_store` neither wait nor hold a flight.
-4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup. Therefore, an
-   answer that was begun before a purge is not stored after it.
+4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup.
 """
 
 from __future__ import annotations

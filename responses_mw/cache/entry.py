@@ -43,7 +43,7 @@ NEUTRAL = frozenset(
     | {"metadata", "store", "stream", "stream_options", "service_tier", "size", "cache"}
     | {"prompt_cache_options", "prompt_cache_retention"}
 )
-"""Fields of a request that do not affect its answer."""
+"""Fields of a request that are not hashed, because they do not affect the answer or are represented in another way."""
 
 NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
 """Forwarded headers that do not affect an answer. The owner represents the credential."""

@@ -6,7 +6,7 @@ Similar embeddings show that two texts have the same topic, but not that they as
   literals (paths, identifiers, addresses), and function words such as conjunctions, prepositions, pronouns and comparatives.
 - The words that are in both texts must have the same order.
 - A strict guard (the default) also compares all other words. Spelling, synonyms, plurals and ways of asking may differ.
-- Some texts match only themselves: code, scripts other than Latin, and texts without a content word.
+- Some texts match only themselves: code, scripts other than Latin, characters such as "²", and texts without a content word.
 
 A wrong refusal costs a call to the upstream, but a wrong hit gives a wrong answer. When in doubt, the guard refuses.
 """
@@ -37,8 +37,8 @@ Hashes = tuple[str, ...]
 class Signature:
     """The properties of a text that the guard compares, as salted hashes of words.
 
-    `whole` is the hash of the whole text, normalized. If `plain` is false, the guard compares only `whole`. Code, scripts other
-    than Latin, characters such as "²" and texts without a content word are not `plain`.
+    `whole` is the hash of the whole text, normalized. If `plain` is false, the text matches only itself, and the guard compares
+    only `whole`.
     """
 
     whole: str

@@ -264,8 +264,8 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 def article(kind: str, words: Sequence[Word]) -> str:
     """Return the article of a short question about one thing: "the", or "none" if it has no article.
 
-    Return "" for all other questions, including those with "a" or "an" and those about a plural. The cache compares these
-    results, because an article can change the meaning: "time" is not "the time", and "light" is not "a light".
+    Return "" for all other questions, including those with "a" or "an" and those about a plural. An article can change the
+    meaning: "time" is not "the time", and "light" is not "a light".
     """
     if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
         return ""

@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts. `lua/lib.lua` documents the keys.
 
 Each owner has up to 16 shards with the prefixes `rmw:{c:<owner>:<0 to 15>}:`. All keys of a shard are in one cluster slot. A
-partition is in one shard. Each shard gets an equal part of `cache.max_owner_bytes`. If this limit is low, there are fewer
-shards, because a part should be large enough for a full partition (`MAX_PARTITION_BYTES`).
+partition is in one shard. Each shard gets an equal part of `cache.max_owner_bytes`. If possible, this part is at least
+`MAX_PARTITION_BYTES`, so a low limit means fewer shards.
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -93,10 +93,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The size of the cache. `entries` excludes expired entries, and `owners` excludes owners with only expired entries.
-
-    `bytes` is the size of all records and vectors. Like `partitions`, it includes expired entries that are not yet removed.
-    """
+    """The size of the cache. `bytes` (of records and vectors) and `partitions` include expired entries. The others do not."""
 
     owners: int
     entries: int
@@ -198,8 +195,7 @@ class Entries:
     async def register(self, owner: str) -> None:
         """Record that `owner` may have entries, so that `purge` and `stats` find the owner.
 
-        Call this before an answer is computed or stored. If the owner was recorded in the last minute, Redis is usually not
-        called again.
+        Call this before an answer is computed or stored. Redis is usually called only once a minute for each owner.
         """
         now = time.time()
         if self._registered.get(owner, 0.0) > now:

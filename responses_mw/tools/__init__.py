@@ -94,7 +94,7 @@ class ServerTool:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Release the entry's resources, such as connections. Pending calls may fail."""
+        """Release the entry's resources. Pending calls may fail."""
 
 
 def cut(text: str, max_bytes: int) -> str:

@@ -109,7 +109,7 @@ class SearchProvider:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Release the provider's own resources, such as connections. By default, there are none."""
+        """Release the provider's own resources. By default, there are none."""
 
     async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
         """Send a request to the provider and return the JSON object in the response.
