@@ -21,12 +21,12 @@ from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
-_GATE_TIMEOUT = 5.0  # seconds; only the caller of a failed response may still have to be checked
+_GATE_TIMEOUT = 5.0  # seconds; the gate asks the upstream only if the run failed before the caller was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The input of a run: the earlier items in `chain`, and the request's items in `input`. Every item has an id."""
+    """The input of a run. `chain` has the earlier items, and `input` the request's items. Only summary runs lack item ids."""
 
     chain: Chain
     ids: RunIds
@@ -45,7 +45,8 @@ class RunContext:
 class History:
     """Reads histories from the state store and commits responses to it. If `state` is None, nothing is stored.
 
-    If `required` is true, a request fails if its response cannot be stored. Otherwise, such a response is still returned.
+    If `required` is true, a request fails if its response cannot be stored. Otherwise, a finished response that cannot be
+    stored is returned with `store` set to false.
     """
 
     def __init__(self, state: State | None, *, required: bool) -> None:
@@ -55,13 +56,13 @@ class History:
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
         """Return the history that `request` continues, and the items of its input.
 
-        The input's items get new ids, and references are replaced with their items. Raises:
+        References in the input are replaced with their items. The items get new ids (see `with_ids`). Raises:
 
-        `BadRequest`         the previous response or a referenced item is missing, or the response cannot be continued
+        `BadRequest`         the previous response is missing or cannot be continued, or a referenced item is missing
         `NotSupported`       the request needs a state store, but there is none
         `NotFound`           the conversation is missing
-        `OverBound`          the conversation is full, or the referenced items are too large
-        `StateUnavailable`   the state store is unavailable, or storing is `required` and the store is nearly full
+        `OverBound`          the conversation is full, or the history or the referenced items are too large
+        `StateUnavailable`   the state store fails, or storing is `required` and the store is nearly full
         """
         if self._required and request.store:
             await self._check_memory(self._needed("store"))
@@ -108,7 +109,7 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether storage is requested and possible. Raises `OverQuota` if the owner's quota has no room."""
+        """Return whether storage is requested and the store is not nearly full. Raises `OverQuota` if the quota is used up."""
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
@@ -124,10 +125,10 @@ class History:
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the finished `document`, unless its `store` is false.
 
-        If `gate` rejects the caller, or if storing fails, the document's `store` becomes false.
+        If `gate` does not accept the caller within 5 seconds, or if storing fails, the document's `store` becomes false.
 
-        Raises `Deleted` if the response was deleted during its run. Raises `StateUnavailable`, `OverBound` or `OverQuota` if
-        storing fails and is `required`.
+        Raises `Deleted` if the response was deleted during its run. If `required` is true, raises `StateUnavailable`,
+        `OverBound` or `OverQuota` if storing fails.
         """
         if not document["store"] or self._state is None:
             return
@@ -191,7 +192,7 @@ _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Return `items` with new ids from `ids`, and add missing statuses. An approval request keeps its id."""
+    """Return `items` with new ids from `ids`, and set missing statuses to `completed`. An approval request keeps its id."""
     identified = []
     for item in items:
         kind = item["type"]

@@ -1,7 +1,6 @@
 """Prompt templates from `server.prompts_dir`. Each prompt is a TOML or JSON file named after the prompt's id.
 
-A request selects version 2 of the file `support.toml` with `"prompt": {"id": "support", "version": "2", "variables":
-{"product": "Widget"}}`:
+For example, `support.toml` contains:
 
     current = "2"                       # the version for requests that name none; required if there are several versions
 
@@ -9,6 +8,8 @@ A request selects version 2 of the file `support.toml` with `"prompt": {"id": "s
     instructions = "You answer questions about {{product}}."
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
+
+A request selects version 2 with `"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}`.
 
 A file without `versions` is itself version `1`. A version may set any parameter of a request except those in `_NOT_DEFAULTS`.
 A changed file is read again, because the directory may be a mounted ConfigMap.
@@ -19,7 +20,7 @@ The `prompt` of a request is expanded as follows (OpenAI guide, "Prompting"):
    template's input precedes the request's own.
 2. `{{name}}` in the instructions and in the texts of the template's messages is replaced by the variable of that name.
    Values are not expanded again, so placeholders in a user's text have no effect.
-3. In a message, a variable may also be an image, a file or a text part. An image or a file splits the text around it.
+3. A variable is a string or a text part. In a message, it may also be an image or a file, which splits the text around it.
 4. Placeholders without variables and variables without placeholders are errors.
 """
 
@@ -85,8 +86,8 @@ class InvalidPrompt(StartupError, ValueError):
 class Prompts:
     """The prompt templates in `directory`. If `directory` is None, there are no templates.
 
-    The constructor reads all files. It raises `InvalidPrompt` if the directory or a file is invalid, or `OSError` if a file
-    cannot be read.
+    The constructor reads all `.toml` and `.json` files whose names are valid ids. It raises `InvalidPrompt` if `directory` is
+    not a directory or a file is invalid, or `OSError` if a file cannot be read.
     """
 
     def __init__(self, directory: str | None) -> None:
@@ -105,8 +106,8 @@ class Prompts:
 
         The result contains the `prompt` with the version used, because the response shows the prompt.
 
-        Raises `BadRequest` if the `prompt` is invalid, its id or version is unknown, or its variables do not match.
-        Raises `NotSupported` if there are no templates.
+        Raises `BadRequest` if the `prompt` is invalid, its id or version is unknown, or its variables do not match the
+        template's placeholders. Raises `NotSupported` if no directory is set.
         """
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body

@@ -1,4 +1,4 @@
-"""The state of one run, and the graceful shutdown of all active runs."""
+"""Keep the state of a run, and interrupt active runs at the end of a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a client that reads events. An error within `upstream.status_grace` is raised. Afterwards, the run waits for an
-    overloaded upstream, and other errors become `response.failed`. The run commits the response before the terminal event."""
+    """For a client that reads events. Errors are raised until the upstream answers or `upstream.status_grace` ends. Then the
+    run waits for an overloaded upstream, and other errors become `response.failed`. It commits before the terminal event."""
     WHOLE = auto()
     """For a client that reads the final document. An error is raised or, after a tool call has run, recorded in the document.
-    The run commits the response. Only events that contain the document are created."""
+    The run commits the response. `Runner.run` creates only the events that contain the document."""
     DETACHED = auto()
     """For a background job, which commits the response together with its terminal event. The run does not yield this event.
-    Errors are recorded in the document. An overload before the first output ends the run, and the job is retried later."""
+    Errors are recorded in the document. An overload before the first output ends the run, because the job can be retried."""
 
 
 class Outlet:
@@ -60,8 +60,8 @@ class Outlet:
     The outlet is used while that task waits for the upstream. If the outlet is ready and a text arrives alone in a network
     read, the text's events are passed to `send`. The run yields all other events.
 
-    This saves a fifth of the CPU per token: 49 us instead of 62 us, measured with the load of the benchmark `steady` on servers
-    with and without outlets at the same time, on two busy cores. Remove outlets if they save less than 10 %.
+    An outlet saves a fifth of the CPU time per token: 49 us instead of 62 us in the benchmark `steady`, on two busy cores.
+    Remove outlets if they save less than 10 %.
     """
 
     __slots__ = ("is_ready", "send")
@@ -75,7 +75,7 @@ class Outlet:
         self.send = send
 
     def close(self) -> None:
-        """Stop passing events. This is also the state of a new outlet."""
+        """Stop passing events to `send`. The run then yields all events, as with a new outlet."""
         self.open(lambda: False, lambda _: None)
 
 
@@ -121,7 +121,7 @@ class Run:
     opening: asyncio.Task[None] | None = None
     """The task that opens the first turn. Mode WHOLE opens it without a task."""
     is_status_sent: bool = False
-    """Whether the HTTP status has been sent, so that an overload can no longer be reported as a status."""
+    """Whether the HTTP status has been sent. Then an overload can no longer be reported as a status."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -144,13 +144,13 @@ class Run:
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
-        """Wait until the first turn is open. Raises the error that prevented it from opening."""
+        """Wait for the task `opening`, if there is one. Raises the task's error."""
         if self.opening is not None:
             await self.opening
             self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Return the request for the current turn, or for the first turn if no turn has begun."""
+        """Return the request for the current turn, or for the first turn. `prefill` continues an interrupted message."""
         return TurnRequest(
             self.request,
             self.caller,
@@ -168,7 +168,7 @@ class Run:
         )
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
-        """Add chunks to the response, and return the resulting events. Raises `UpstreamError` if a chunk is malformed."""
+        """Add chunks to the response, and return the resulting events. Raises the same errors as `ResponseBuilder.feed`."""
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
@@ -205,7 +205,7 @@ class Run:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
     def report(self) -> None:
-        """Record the current state of the run as its outcome, for the log and the metrics."""
+        """Record the status, usage and error of the run for the log and the metrics. An unfinished run counts as cancelled."""
         continuations = self.continuations + (self.takeover is not None)
         end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
@@ -226,7 +226,7 @@ _UVICORN = "timeout graceful shutdown exceeded"
 
 
 class Drain:
-    """The graceful shutdown of this process. Runs that are still active after the grace period fail with a terminal event."""
+    """The graceful shutdown of this process. Runs that are still active after the grace period fail."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

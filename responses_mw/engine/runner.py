@@ -35,7 +35,7 @@ from .turns import Compaction, TurnLoop, add_compaction
 
 
 class Runner:
-    """Runs requests. A run reads a history, requests turns from the backend, and commits the response."""
+    """Runs requests. A foreground run reads a history, requests turns from the backend, and commits the response."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Runner:
     ) -> AsyncGenerator[list[Event], None]:
         """Make one foreground response, and yield its events in batches, usually one for each read from the upstream.
 
-        The first batch is yielded when the upstream begins to answer. In mode STREAMED, it is yielded after at most
-        `upstream.status_grace` seconds, even if the upstream has not answered yet. In mode WHOLE, a batch may be empty. Events
-        that are passed to `outlet` are not yielded.
+        The first batch is yielded when the upstream begins to answer. In mode STREAMED, the run waits at most
+        `upstream.status_grace` seconds for that. In mode WHOLE, a batch may be empty. Events that are passed to `outlet` are
+        not yielded.
 
         If `policy` is None, the cache is not used. If `history` is None, the runner's history is used. `RunMode` describes when
         `APIError` is raised.
@@ -122,7 +122,7 @@ class Runner:
         yield await self._commit(run, RunMode.STREAMED)
 
     async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
-        """Return the number of input tokens of the first turn of `request`. Raises `APIError` if they cannot be counted."""
+        """Return the number of input tokens of the first model call for `request`. Raises `APIError` if counting fails."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             if compaction.is_asked(run.context.input):

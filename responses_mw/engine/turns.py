@@ -53,7 +53,7 @@ MAX_PAUSE = 8.0
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
-"""Maximum number of resends of a turn that is interrupted before its first output. The prompt may be what crashes servers."""
+"""Maximum number of resends of a turn that is interrupted before its first output. The prompt itself may crash servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -103,7 +103,7 @@ class TurnLoop:
         """Prepare the tools, compact the history if that is due, and begin the first turn.
 
         If a compaction or approved calls precede the first turn, `before` begins it. If another worker has completed the last
-        turn, no turn begins.
+        turn, no turn begins. Raises `APIError` if one of these steps fails.
         """
         await self.offer_tools(run)
         if run.takeover is not None and run.takeover.is_over:
@@ -187,7 +187,7 @@ class TurnLoop:
             raise WorkerLost
 
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`. While the upstream is overloaded, repeat the attempt until `overload_timeout`.
+        """Return the result of `attempt`. While the upstream is overloaded, repeat the attempt for up to `overload_timeout`.
 
         If the connection breaks before the answer begins, repeat the attempt at most `RESENDS` times. Raises the last error if
         the run does not wait for the upstream, or if too little time is left for the delay that the upstream asked for.
@@ -327,9 +327,9 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Return a compaction if the input requests one or the tokens exceed the threshold, otherwise None.
+        """Return a compaction if the input requests one, or if the tokens exceed the threshold and items can be summarized.
 
-        Raises `APIError` if the tokens cannot be counted or the compaction fails.
+        Otherwise, return None. Raises `APIError` if the tokens cannot be counted or the compaction fails.
         """
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
@@ -345,7 +345,7 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Return a compaction of all items for the model's next turn. Raises `APIError` if no summary can be made."""
+        """Return a compaction of all items that the model would see in the next turn. Raises `APIError` on failure."""
         inner = self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
@@ -371,7 +371,7 @@ class Compaction:
         return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
 
     def summary_run(self, run: Run) -> Run:
-        """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""
+        """Return the run that writes the summary. Raises `BadRequest` if items cannot be decrypted or summarized."""
         matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
         items = [*matter, user_message(self._settings.prompt or PROMPT)]
         request = compaction.summary_request(run.request)

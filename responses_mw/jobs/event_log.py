@@ -1,4 +1,4 @@
-"""Write the event logs of all running jobs in one round trip, and finalize jobs that no worker completes."""
+"""Write the event logs of all jobs of a worker in one round trip, and finalize jobs that no worker completes."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ class EventLogWriter:
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`, and return its document.
 
-    Raises `Fenced` if another worker has taken over the job, `Deleted` if the response was deleted, or `StateUnavailable` if
-    Redis fails.
+    Raises `Fenced` if another worker has taken over the job, or if the job's log is missing. Raises `Deleted` if the response
+    was deleted, or `StateUnavailable` if Redis fails.
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
@@ -185,7 +185,7 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
-    """Finalize a job with its logged output, as `cancelled` if `error` is None, else `failed`. Raises like `write_end`."""
+    """Finalize a job with its logged output, as `failed` or (without `error`) `cancelled`. Raises the errors of `write_end`."""
     output = await read_log(state, job)
     output.cut()
     status = "failed" if error else "cancelled"
@@ -201,7 +201,7 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
 
 
 def final_batch(document: Document, number: int) -> Batch:
-    """Return the final batch of a log: the terminal event, with this `number`, of a run that ended with `document`."""
+    """Return the final batch of a log: the terminal event for `document`, with the sequence number `number`."""
     kind = terminal_type(document)
     event = Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
     return Batch(number, number, sse.encode([event]), final=True)

@@ -76,9 +76,12 @@ class JobRunner:
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job until the job ends, returns to the queue or is stopped.
 
-        Raises `InvalidEnvelope` if this replica cannot decrypt the job's secrets, but another replica may have the key. Raises
-        `Deleted` if the response was deleted, `Fenced` if another process has leased the job, or `StateUnavailable` if Redis
-        fails.
+        Raises:
+
+        `InvalidEnvelope`    this replica cannot decrypt the job's secrets, but another replica may have the key
+        `Deleted`            the response was deleted
+        `Fenced`             another process has leased the job, or its log is missing
+        `StateUnavailable`   Redis fails
         """
         job = claimed.job
         try:
@@ -296,7 +299,7 @@ class CircuitBreaker:
     """Prevents jobs from starting in this process while the upstream is unavailable.
 
     `FAILURES` consecutive failures open the circuit. While the circuit is open, one job per pause probes the upstream. The
-    pause doubles with each failed probe. The first success closes the circuit. Times are event loop times.
+    pause doubles with each failed probe, up to `MAX_DELAY`. The first success closes the circuit. Times are event loop times.
     """
 
     def __init__(self) -> None:
@@ -328,7 +331,7 @@ class CircuitBreaker:
         self._failures, self._pause = 0, FIRST_DELAY
 
     def fail(self, began: float, error: UpstreamError) -> None:
-        """Record that the upstream was unavailable for a job that began at `began`."""
+        """Record that a job that began at `began` failed with `error`, because the upstream was unavailable."""
         was_open, now = self.is_open, asyncio.get_running_loop().time()
         self._failures += 1
         if not self.is_open or (was_open and began < self._opened):

@@ -48,7 +48,7 @@ _LOST = "The response was deleted, or the state store lost it."
 class JobService:
     """Creates, follows, cancels and deletes background responses. If this process has a `worker`, also runs them.
 
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each of these calls may be repeated or omitted.
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. All but `aclose` may be omitted, and all may be repeated.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class JobService:
         await self._state.responses.delete(response_id, owner)
 
     async def settle(self, response_id: str) -> None:
-        """Finalize a response whose worker was lost, or queue a waiting response that is missing from the queue.
+        """Finalize a response that no worker will complete, or queue a waiting response that is missing from the queue.
 
         Other responses stay as they are. Raises `StateUnavailable` if Redis fails.
         """

@@ -1,4 +1,4 @@
-"""Claim jobs, run the jobs, and renew their leases.
+"""Claim and run jobs, and renew their leases.
 
 Each lease has a fencing token. The scripts reject writes with any other token. A worker stops a run if a write is rejected, or
 if the lease was not renewed for most of its duration.

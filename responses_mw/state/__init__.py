@@ -1,4 +1,4 @@
-"""State in Redis: responses, conversations, background jobs, quotas and usage.
+"""Store responses, conversations, background jobs, quotas and usage in Redis.
 
 No other package imports redis.
 """

@@ -229,7 +229,7 @@ class Client:
         return "server"
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """Look up the channels' nodes in a cluster again, so that `node_of` returns the current nodes."""
+        """In a cluster, look up the nodes of `channels` again, because `node_of` may return outdated nodes."""
 
     def subscriber(self, node: str) -> Redis:
         """Return a new client for subscriptions to channels of `node`. The caller must close this client."""

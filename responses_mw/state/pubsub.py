@@ -1,6 +1,6 @@
-"""Messages between processes over Redis sharded Pub/Sub.
+"""Receive messages from other processes over Redis sharded Pub/Sub.
 
-Messages may be lost, so receivers also poll Redis. Every change that a message announces is stored there.
+Messages may be lost, so receivers also poll. Every change that a message announces is stored in Redis.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PubSub:
     def on(self, channel: str, receive: Receive) -> Iterator[None]:
         """Call `receive` with each message on the channel until the context exits. `receive` must not block.
 
-        Each time the subscription is confirmed, `receive` is called with an empty message, because earlier messages may have
-        been lost.
+        `receive` is called with an empty message when the subscription begins and after each reconnection, because earlier
+        messages may have been lost.
         """
         name = channel.encode()
         receivers = self._receivers.setdefault(name, [])

@@ -68,7 +68,8 @@ class Responses:
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
-        Raises Missing if a part of the history was deleted, or BadRequest if the response is running, failed or cancelled.
+        Raises Missing if a part of the history was deleted, or OverBound if the history takes too much memory. Raises
+        BadRequest if the response is queued, running, failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -120,10 +121,10 @@ class Responses:
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """Return a mapping from these ids to the owner's stored items.
+        """Return a mapping from `item_ids` to the owner's stored items.
 
         For each item that a response created, the whole turn of the response is read. Raises Missing if an item does not exist,
-        or OverBound if these turns and items have more bytes, or take more memory, than a history may.
+        or OverBound if the data that is read exceeds `chain_bytes` or, once decoded, `chain_memory`.
         """
         wanted = list(dict.fromkeys(item_ids))
         groups: dict[Address, list[str]] = {}
@@ -229,12 +230,12 @@ class Responses:
         chain has a conversation, append the items and the output to it, unless the response failed or was cancelled. `token`
         identifies the run. A repeated commit with the same token changes nothing.
 
-        For a background response, `last` is the final batch of its log. The quota does not apply to background responses. The
-        maximum sizes do not apply to background responses that failed or were cancelled.
+        For a background response, `last` is the final batch of its log. This method does not check the quota of background
+        responses. The maximum sizes do not apply to background responses that failed or were cancelled.
 
         Raises Deleted if the response was deleted during the run, or Fenced if another worker has taken over the response.
-        Raises OverBound if a maximum size is exceeded, OverQuota if the owner would exceed the quota, or StateUnavailable if
-        Redis fails. After a temporary failure, a response without `last` is removed as soon as Redis answers.
+        Raises OverBound if a maximum size is exceeded, or OverQuota if the owner would exceed the quota. Raises
+        StateUnavailable if Redis fails. After a temporary failure, a response without `last` is removed once Redis answers.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
         # The output is stored only in the turn. In the document, None keeps its place.

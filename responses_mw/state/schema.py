@@ -1,4 +1,4 @@
-"""Key names (see docs/architecture.md) and the encoding of values.
+"""Define the names of keys (see docs/architecture.md), and encode and decode values.
 
 Values are JSON:
 
@@ -122,7 +122,7 @@ _KINDS = (
 
 
 def check_version(version: bytes) -> None:
-    """Raise NewerRecord if a record's `version` is higher than this release supports, or Damaged if it is no number."""
+    """Raise NewerRecord if a record's `version` is higher than this release supports, or Damaged if it is not a number."""
     with reading("record"):
         if int(version) > VERSION:
             raise NewerRecord
@@ -143,7 +143,7 @@ _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Raise Damaged for a stored `kind` of value if its content is malformed."""
+    """Convert decoding errors in the `with` block to Damaged. `kind` names the value that is read."""
     try:
         yield
     except _NO_JSON:
@@ -170,7 +170,7 @@ def compress(data: bytes) -> bytes:
 def decompress(frame: bytes | memoryview) -> bytes:
     """Decompress one Zstandard frame.
 
-    Raises ValueError if the frame is invalid, or if its header has no content size or one that is too large for the frame.
+    Raises ValueError if the frame is invalid, or if the content size in its header is missing or impossible.
     """
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):  # checked before memory is allocated
@@ -188,7 +188,7 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> Any:
-    """Decode a stored value. Raises NewerRecord if its form is unknown, or Damaged if its content is not valid JSON."""
+    """Decode a stored value. Raises NewerRecord if its form is unknown, or Damaged if its content is malformed."""
     with reading("value"):
         return orjson.loads(_text(blob, 0))
 
@@ -220,7 +220,7 @@ def json_size(blob: bytes, start: int = 0) -> int:
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode the turn of the response whose id ends with `owner`."""
+    """Encode a turn for storage. `owner` is the random part of the response's id."""
     return owner.encode() + pack(turn_text(items, output))
 
 
@@ -240,7 +240,7 @@ class MemoryBudget:
         self._left = maximum
 
     def checked(self, values: Iterable[Any], texts: Sequence[bytes | memoryview]) -> Iterator[Any]:
-        """Yield each of the `values` that are decoded from `texts`. Raises OverBound before they take too much memory."""
+        """Yield the `values`, which are decoded from `texts`. Raises OverBound when their memory exceeds the budget."""
         for value, text in zip(values, texts, strict=True):
             self._left -= memory_bound(value, bytes(text))
             if self._left < 0:
@@ -256,7 +256,7 @@ def unpack_items(blobs: Sequence[bytes], budget: MemoryBudget) -> list[Item]:
 
 
 def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTurn]:
-    """Decode turns. Raises OverBound if they exceed `budget`, NewerRecord if a form is unknown, or Damaged if malformed."""
+    """Decode stored turns. Raises the same errors as `unpack_items`."""
     with reading("history"):
         # Parse all texts together, because parsing hundreds of short texts one by one takes twice as long.
         texts = [_text(turn, RANDOM_LENGTH) for turn in turns]

@@ -1,4 +1,4 @@
-"""The state of all owners in one Redis, and checks whether that Redis is suitable."""
+"""Combine the parts of the state layer, and check whether the Redis server is suitable."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ MEMORY_INTERVAL = 5.0  # minimum seconds between two queries of memory usage
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of a Redis server or cluster. In a cluster, `server` and the sizes describe the fullest primary.
+    """The state of a Redis server or cluster. `server`, `fault` and the memory sizes are those of the fullest primary.
 
     server        product and version
     policy        maxmemory-policy; if the nodes differ, a policy other than noeviction
-    used_memory   memory in bytes
+    used_memory   memory in use, in bytes
     max_memory    maxmemory in bytes; 0 means no limit
     fault         the reason why new responses are not stored now, or "" if they are stored
     warnings      messages for the operator, including `fault`
@@ -96,7 +96,7 @@ class State:
         )
 
     async def inspect(self) -> Health:
-        """Check Redis like `check`. Log warnings that were not in the last result, and whether Redis was restarted."""
+        """Check Redis like `check`. Log warnings that were not in the last result, and a warning if Redis was restarted."""
         health, last = await self.check(), self._last_health
         for warning in health.warnings:
             if warning != health.fault and (last is None or warning not in last.warnings):  # `nearly_full` logs the fault
@@ -107,7 +107,7 @@ class State:
         return health
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than `NEARLY_FULL` of its memory. If so, log a warning at most once a minute.
+        """Return whether Redis uses more than `NEARLY_FULL` of maxmemory. If so, log a warning at most once a minute.
 
         Redis is queried at most once in `MEMORY_INTERVAL` seconds. Raises StateUnavailable if the query fails.
         """
@@ -126,8 +126,8 @@ class State:
         """Return whether this replica's secret keys match those of the other replicas. Raises StateUnavailable if Redis fails.
 
         `values` are one-way hashes of the keys, beginning with the key that encrypts. The keys match if one of `values` is
-        stored, or if no value is stored. Then the first value is stored, and stored values outside `values` are removed. Keys
-        can therefore be rotated in three steps: `old,new`, `new,old`, `new`.
+        stored, or if no value is stored. If they match, the first value is stored, and stored values outside `values` are
+        removed. Keys can therefore be rotated in three steps: `old,new`, `new,old`, `new`.
         """
         return bool(await self.client.script(_CHECK_KEYS, ["rmw:{keys}:check"], [self.options.ttl_seconds * 1000, *values]))
 

@@ -1,4 +1,4 @@
-"""Each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
+"""Count each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
 
 Each process counts daily usage in memory, and adds its counts to Redis every `INTERVAL` seconds and when the process stops. A
 killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners are counted separately, and all
@@ -59,12 +59,12 @@ class Usage:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Count a request of `owner`, unless it exceeds the rate of `per_minute` requests a minute."""
+        """Check a request of `owner` against the limit of `per_minute`, and count the request if it is allowed."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
-        """Add or extend the entry `name` for `seconds`. Return False if the owner already has `maximum` other entries."""
+        """Add the entry `name` for `seconds`, or extend it. Return False if a new entry would exceed `maximum`."""
         return bool(await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)]))
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
@@ -128,7 +128,7 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return each owner's usage on `day` (UTC). Raises StateUnavailable if Redis fails, or Damaged if it is invalid."""
+        """Return each owner's usage on `day` (UTC). Raises StateUnavailable if Redis fails, or Damaged for invalid data."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
         try:
             return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}

@@ -1,4 +1,4 @@
-"""A Valkey process behind a unix socket, for one process (`running`) or for all workers of a server (`shared`).
+"""Run Valkey behind a unix socket, for one process (`running`) or for all workers of a server (`shared`).
 
 The temporary directory `rmw-<user id>-<server's process id>` of a shared Valkey contains the socket, the log and these files:
 

@@ -1,4 +1,4 @@
-"""Options, arguments and results of the state layer."""
+"""Data classes for the options, arguments and results of the state layer."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Chain:
 class Stored:
     """A stored response: its complete `document`, and the `input` items of its own turn.
 
-    If `lost` is true, call `JobService.settle`. The background response is running without a valid lease, or is waiting and has
-    not been checked recently.
+    If `lost` is true, the background response is running without a valid lease, or is waiting and has not been checked
+    recently. In this case, call `JobService.settle`.
     """
 
     document: dict[str, Any]
@@ -151,7 +151,7 @@ class Taken:
 
     run         the caller must run the job
     lost        the caller must finalize the job, because it has no attempts left or no worker resumed it for ten minutes
-    failed      the caller must finalize the job with its `error`, because the upstream did not become available
+    failed      the caller must finalize the job with its `error`, because the upstream kept failing
     cancelled   the caller must finalize the job as cancelled
     held        another process has leased the job for `left` more seconds
     waiting     the job waits for a worker; if `unseen` is not empty, the caller must pass it to `Queue.restore` as the owner
@@ -181,7 +181,7 @@ def page(items: Sequence[Item], *, after: str | None, before: str | None, limit:
     """Return a page of the `items` between the ids `after` and `before`, in `order` (`asc` or `desc`).
 
     `items` must be in ascending order. The page has up to `limit` items. They are the first items of the range, or its last
-    ones if only `before` is given. Raises BadRequest if `after` or `before` is not the id of an item.
+    ones if only `before` is set. Raises BadRequest if `after` or `before` is not the id of an item.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
     places = {item.get("id"): place for place, item in reversed(list(enumerate(listed)))}

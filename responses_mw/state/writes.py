@@ -51,12 +51,12 @@ class Quota:
         return self._maximum > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if the owner's quota has no room for a request of `size` bytes and its response."""
+        """Check that the quota allows a request of `size` bytes and a minimal response. Raises OverQuota if it does not."""
         if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
             raise self._exceeded()
 
     async def reserve(self, write: Write) -> None:
-        """Reserve `write.size` bytes, unless the size is None. Raises OverQuota if the quota has no room for them."""
+        """Reserve `write.size` bytes and overhead, or nothing if it is None. Raises OverQuota if they exceed the quota."""
         if self.is_set and write.size is not None:
             maximum = self._final_maximum if write.is_admitted else self._maximum
             entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]
@@ -81,7 +81,7 @@ class Quota:
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
         """Set the charge for a running response's event log to `size` bytes for `ttl` milliseconds.
 
-        Raises OverQuota if the charge exceeds the quota.
+        Raises OverQuota if the owner would exceed the quota.
         """
         if self.is_set:
             await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
@@ -117,7 +117,7 @@ class Write(NamedTuple):
     size          bytes to reserve; None bypasses the quota
     ttl           time to live of the reservation in milliseconds
     is_admitted   whether the request has passed `Quota.check`
-    undo          the script that undoes the write, and its arguments; its keys are those of the write; None if there is none
+    undo          the script that undoes the write, and its arguments; it has the same keys as the write; None if there is none
     """
 
     script: Script
@@ -135,8 +135,8 @@ class Write(NamedTuple):
 class Writer:
     """Writes objects, and undoes abandoned writes.
 
-    Redis may execute a command after its client has given up. So `undo` also sets a tombstone, which makes the script refuse a
-    late write.
+    Redis may execute a command after its client has given up. So the undo script also sets a tombstone, which makes the
+    write's script refuse a late write.
     """
 
     def __init__(self, client: Client, options: StateOptions) -> None:
@@ -150,7 +150,7 @@ class Writer:
     async def write(self, write: Write) -> bytes:
         """Reserve the object's bytes, run the script, update the account, and return the script's verdict.
 
-        Raises OverQuota if the quota has no room for the object, or StateUnavailable if Redis fails. After a temporary failure,
+        Raises OverQuota if the object would exceed the quota, or StateUnavailable if Redis fails. After a temporary failure,
         a write with `undo` is undone later.
         """
         await self.quota.reserve(write)
@@ -183,7 +183,7 @@ class Writer:
             pause = min(2 * pause, 0.5)
 
     def undo(self, write: Write) -> None:
-        """Undo a write as soon as Redis answers."""
+        """Undo a write as soon as Redis answers. `write.undo` must not be None."""
         if len(self._pending) >= MAX_PENDING:
             lost = self._pending.pop(next(iter(self._pending))).address
             logger.warning("too many writes wait to be undone: the failed write of %s%s may be stored", lost.tag, lost.random)
@@ -219,5 +219,5 @@ class Writer:
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:
-    """Return the ids that contain `random`: those of the items that the write created."""
+    """Return the ids of the items that the write created. Only these ids contain `random`."""
     return [item["id"] for item in items if random in item["id"]]

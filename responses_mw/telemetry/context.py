@@ -1,4 +1,4 @@
-"""Facts about the request or job that the current task is processing.
+"""Collect facts about the request or job that the current task is processing.
 
 Other code records facts with `annotate`, `begin_run` and `end_run`. When the request or job ends, its log lines, spans and
 metrics are derived from the facts.
@@ -100,7 +100,7 @@ class RequestContext:
     """The time when the request or message arrived or the job began, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
-        """Record that the request failed with `error`. Set `outcome` to `refused` for a client's error, otherwise `failed`."""
+        """Record the error. `outcome` becomes `refused` for our 4xx and for the upstream's 401 and 403, otherwise `failed`."""
         if isinstance(error, UpstreamError):
             is_refusal = error.status in (401, 403)
         else:
@@ -181,8 +181,8 @@ def activated(request: RequestContext) -> Iterator[None]:
 def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
     """Record facts about the current request. If there is none, do nothing.
 
-    `error` is the exception that the request failed with. `response` is the response that it creates or retrieves. The names of
-    `facts` are fields of `RequestContext`.
+    `error` is the exception that the request failed with. `response` is the response that the request creates or retrieves.
+    The names of `facts` are fields of `RequestContext`.
     """
     request = _CURRENT.get()
     if request is None:
@@ -211,8 +211,7 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
 def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
     """Record the outcome and the usage of the current request's run. A later call replaces the data of an earlier call.
 
-    `error` is the exception that the run failed with, if known. If `document` is not the current request's response, do
-    nothing. Internal runs have other documents, for example the run that summarizes the history.
+    `error` is the exception that the run failed with, if known. Do nothing for internal runs, which have other documents.
     """
     request = _CURRENT.get()
     if request is None or document["id"] != request.response_id:
@@ -258,9 +257,10 @@ def log_facts(
 
 
 def count_response(request: RequestContext, kind: str) -> None:
-    """Add the response of `request` to the metrics and to its owner's usage. If it created no response, do nothing.
+    """Count the response of `request`, if it has ended, in the metrics and in its owner's usage.
 
-    `kind` is how the response was requested: `json`, `stream`, `websocket`, or `background` for a job.
+    A failed or cancelled response without tokens is not added to the owner's usage. `kind` is how the response was
+    requested: `json`, `stream`, `websocket`, or `background` for a job.
     """
     makes_response = request.streams is not None or kind == "background"
     if not makes_response or request.outcome not in STATUSES:

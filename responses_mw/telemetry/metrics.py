@@ -1,4 +1,4 @@
-"""Definitions of all metrics, and the meter of usage by owner."""
+"""Define all metrics, and count the usage of each owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of logs, traces and metrics for the command line. A host application configures its telemetry itself.
+"""Configure logs, traces and metrics for the command line. A host application configures its telemetry itself.
 
 Above the level `debug`, log records contain no text of requests or responses. Some values, such as model names, are chosen by
 clients or by the upstream. Characters that could start a new line or control a terminal are therefore escaped.

@@ -1,4 +1,4 @@
-"""Spans and the propagation of trace context. Without a tracer provider, spans are not recorded.
+"""Start spans and propagate trace context. Without a tracer provider, spans are not recorded.
 
 docs/observability.md lists the spans. Do not make a turn's span the current span. Turns run in async generators, which share
 their context with the consumer, so the span would be current in the consumer's code too. Pass the span to `with_trace_context`
@@ -115,7 +115,7 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
 
 
 def end_request_span(span: Span, request: RequestContext, status: int = 200) -> None:
-    """End `span` with the facts of `request` as attributes. `status` is ignored if the request is not an HTTP request."""
+    """End `span` with the facts of `request` as attributes. `status` is the HTTP status, or 200 for other requests."""
     if span.is_recording():
         attributes: dict[str, str | int] = {**request.span_attributes()}
         if request.method:
@@ -208,7 +208,7 @@ def redis_span(
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
-    """Record how many `seconds` a round trip to Redis took. If it failed, also record the class of the `error`."""
+    """Record the duration of a round trip to Redis. If it failed, also record the class of `error`."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 

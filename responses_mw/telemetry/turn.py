@@ -1,4 +1,4 @@
-"""The span and the metrics of a model turn, following OpenTelemetry's conventions for generative AI.
+"""Record the span and the metrics of a model turn, following OpenTelemetry's conventions for generative AI.
 
 Messages are recorded only if `captures_content` returns true.
 """
