@@ -258,7 +258,7 @@ async def open_application(
     """Open the application that serves the Responses API in front of `app`.
 
     If `app` is the upstream, background responses call it with the members of `scope`. The readiness check fails until
-    `is_listening` returns true. The worker is not started. The caller starts it with `jobs.work()` when `app` has started.
+    `is_listening` returns true. The caller must start the worker with `jobs.work()` after `app` has started.
 
     Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid,
     and `OSError` if a prompt file cannot be read.

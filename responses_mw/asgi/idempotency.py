@@ -85,9 +85,8 @@ class OnceOnly:
     async def earlier(self, *, wait: bool) -> Stored | None:
         """Return the stored response to an earlier request with the key. If there is none, reserve the key and return None.
 
-        If another request is creating the response, wait for it. If `wait` is false, raise `Conflict` instead. Raises
-        `BadRequest` if the key was used with another body, and `Missing` if the response was deleted. Also raises the errors
-        of the gate.
+        If another request is creating the response, wait for it. If `wait` is false, raise `Conflict` instead. Raises `Missing`
+        if the response was deleted, and `BadRequest` if the key was used with another body. Also raises the gate's errors.
         """
         await self._gate()
         pause = _MIN_PAUSE

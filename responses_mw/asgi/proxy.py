@@ -1,8 +1,7 @@
 """A reverse proxy for all paths that the Responses API does not use.
 
 1. The path below `base_path`, the query, the headers and the body are forwarded unchanged. Only hop-by-hop headers (RFC 9110,
-   section 7.6.1) and `Expect` are removed, and `Host` and `X-Forwarded-*` are set. A request body must match its
-   `Content-Length`.
+   section 7.6.1) and `Expect` are removed, and `Host` and `X-Forwarded-*` are set. Bodies must match their `Content-Length`.
 2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
 3. If the client or the upstream disconnects early, the other connection is closed too. The client therefore cannot mistake an
    interrupted response for a complete one.

@@ -43,7 +43,7 @@ class ServeCommand(ServeSettings):
 
         responses-mw serve --upstream http://vllm:8000
 
-    Every flag is also an environment variable (--cache.mode is RESPONSES_MW_CACHE_MODE) and a key of the --config file.
+    Each setting has a flag, an environment variable (RESPONSES_MW_CACHE_MODE for --cache.mode) and a key in the --config file.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw serve", **FLAGS)
@@ -65,7 +65,7 @@ class ServeCommand(ServeSettings):
 class WorkerCommand(Settings):
     """Run background responses for servers with the same Redis and the same auth.secret_keys, without serving the API.
 
-    Every flag is also an environment variable (--jobs.lease is RESPONSES_MW_JOBS_LEASE) and a key of the --config file.
+    Each setting has a flag, an environment variable (RESPONSES_MW_JOBS_LEASE for --jobs.lease) and a key in the --config file.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw worker", **FLAGS)
@@ -96,7 +96,7 @@ class CacheCommand(Settings):
 
         responses-mw cache explain "What is the capital of France?" "Tell me the capital of France."
 
-    Every flag is also an environment variable (--redis is RESPONSES_MW_REDIS_URL) and a key of the --config file.
+    Each setting has a flag, an environment variable (RESPONSES_MW_REDIS_URL for --redis) and a key in the --config file.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **FLAGS)
@@ -117,7 +117,7 @@ class CacheCommand(Settings):
 
 
 class DemoCommand(BaseSettings):
-    """Start a demo upstream and a server in front of it, and give a tour with the official openai client."""
+    """Start a demo upstream and two servers in front of it, and give a tour with the official openai client."""
 
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **FLAGS)
 
@@ -382,10 +382,7 @@ async def _accept() -> None:
 
 
 async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> int:
-    """Open `entry`. If `arguments` is not None, call its first function. Return its number of functions.
-
-    Raises `APIError` if `entry` cannot be opened, or if the call fails.
-    """
+    """Open `entry`, call its first function unless `arguments` is None, and return the number of functions."""
     toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, _accept)
     assert toolbox is not None
     try:
