@@ -107,7 +107,7 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server no longer knows the session: it answered the last POST with the status 404."""
+        """Whether the server no longer knows the session. It assigned a session id, but answered the last POST with 404."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:

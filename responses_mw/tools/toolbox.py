@@ -150,7 +150,7 @@ class Toolbox:
         return [source for entry in self._entries for source in entry.sources]
 
     async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
-        """Call the function with this `form` object in `offered` or `approved_functions`. Raises the same errors as the gate.
+        """Call the function of `offered` or `approved_functions` that has this `form` object. Raises the errors of the gate.
 
         `call_id` is the id of the model's call, which is recorded in the span.
         """
