@@ -1,7 +1,8 @@
 """The standalone server: uvicorn with a graceful shutdown, and with fixes for weaknesses of its protocol classes.
 
 - With httptools, the heads of requests and the trailers of their bodies may have any size. This server limits them.
-- uvicorn queues pipelined requests, and messages and fragments of WebSockets, without a limit. This server limits their number.
+- uvicorn queues pipelined requests, and messages and fragments of WebSockets, without a limit, and answers any number of pings.
+  This server limits their number.
 - httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
@@ -38,8 +39,11 @@ MAX_HEAD = 64 * 1024
 """A request is refused if its head or its trailers are still incomplete after this number of bytes."""
 MAX_PIPELINED = 32
 """Maximum number of requests that wait for the responses to earlier requests of their connection."""
-MAX_FRAGMENTS = 10_000
-"""Maximum number of fragments of a WebSocket message. A fragment of one byte takes 50 bytes of memory."""
+MAX_FRAMES = 10_000
+"""Maximum number of frames of a WebSocket until a message is read: fragments of one message, pings and pongs.
+
+A fragment of one byte takes 50 bytes of memory. Each frame takes about 3 us of the event loop.
+"""
 MAX_QUEUED = 1000
 """Maximum number of messages of a WebSocket that wait to be read by the application. They arrived together in one read."""
 END_TIMEOUT = 12.0
@@ -199,11 +203,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
 
     A connection that exceeds the limit is closed with the code 1013. A connection is aborted if a large message takes
-    too long, if a message has too many fragments, or if too many messages arrive at once.
+    too long, if a message has too many fragments, or if too many pings or messages arrive at once.
     """
 
     inbound: ClassVar[Inbound]
     _overdue: asyncio.TimerHandle | None = None
+    _frames = 0
+    """Frames received since the last message was read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -226,8 +232,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             if self._overdue is None and self._receiving.is_counted:
                 self._overdue = self.loop.call_later(MESSAGE_TIMEOUT, self.transport.abort)
             super().data_received(data)
-            if len(self.frames) > MAX_FRAGMENTS or self.queue.qsize() > MAX_QUEUED:
+            if self._frames > MAX_FRAMES or self.queue.qsize() > MAX_QUEUED:
                 self.transport.abort()
+
+    def handle_events(self) -> None:
+        self._frames += len(self.conn.events)
+        if self._frames <= MAX_FRAMES:
+            super().handle_events()
 
     async def receive(self) -> Any:
         # After a complete message, uvicorn stops reading until the application has received it.
@@ -241,6 +252,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _clear(self) -> None:
         self._receiving.clear()
+        self._frames = 0
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None

@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from responses_mw.asgi.listener import MAX_FRAGMENTS, MAX_QUEUED, websocket_protocol
+from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, websocket_protocol
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
 
@@ -124,10 +124,21 @@ async def test_a_large_message_that_is_sent_slowly_does_not_keep_others_out(
 
 async def test_a_message_has_a_bounded_number_of_fragments(ours: Ours) -> None:
     async with opened(ours) as connection:
-        await connection.send("x" for _ in range(MAX_FRAGMENTS - 1))
+        await connection.send("x" for _ in range(MAX_FRAMES - 1))
         assert json.loads(await connection.recv())["type"] == "error"  # the text is not JSON
         begin, more = (Frame(opcode, b"x", fin=False).serialize(mask=True) for opcode in (Opcode.TEXT, Opcode.CONT))
-        connection.transport.write(begin + more * MAX_FRAGMENTS)
+        connection.transport.write(begin + more * MAX_FRAMES)
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(connection.recv(), 60)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
+async def test_a_bounded_number_of_pings_is_answered_at_once(ours: Ours, opcode: Opcode) -> None:
+    async with opened(ours) as connection:
+        frame = Frame(opcode, b"").serialize(mask=True)
+        connection.transport.write(frame * (MAX_FRAMES - 1))
+        assert await answered(connection)
+        connection.transport.write(frame * 2 * MAX_FRAMES)
         with pytest.raises(ConnectionClosed):
             await asyncio.wait_for(connection.recv(), 60)
 
