@@ -147,8 +147,9 @@ class Runner:
     async def check(self, run: Run) -> None:
         """Check a background `run` before it is queued.
 
-        Raises `BadRequest` if the run's items do not fit together, or if the upstream's API cannot express them. Runs with
-        server-side tools or compaction are not checked, because that requires calls to the tools or the model.
+        Raises `BadRequest` if the run has too many tools, its items do not fit together, or the upstream's API cannot express
+        them. Runs with server-side tools or compaction are not checked, because that requires calls to the tools or the model.
+        Errors of the upstream are ignored.
         """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return

@@ -115,8 +115,8 @@ class JobService:
         """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
 
         The first batch may be empty. The last batch is `final`, unless this process stops or Redis is unavailable for
-        `PATIENCE` seconds. The first read of the log raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis
-        fails.
+        `PATIENCE` seconds. If the log cannot be read further, the last batch is `response.failed`. The first read of the log
+        raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis fails.
         """
         follower = _Follower(self._state, document, after, is_closed=self._stopped)
         self._followers.add(follower)

@@ -117,7 +117,7 @@ class Client:
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         """Run a script once for each of `calls`, and return the replies in order.
 
-        If a call fails, its error is raised. If `contained` is true, the error takes the place of the call's reply instead.
+        If a call fails, its error is raised or, if `contained` is true, returned in place of the call's reply.
         """
 
         async def ask() -> list[Any]:

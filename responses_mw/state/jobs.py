@@ -92,8 +92,8 @@ class Jobs:
         """Lease the job to `worker` for `lease` seconds if its state permits that, and return the verdict.
 
         `why` is `run`, `settle` (finalize the job if it is lost) or `cancel` (finalize the job even if another worker runs it).
-        If `owner` is not empty, the verdict on a job of another owner is `missing`. Raises NewerRecord if a newer release wrote
-        the job.
+        After `max_attempts` attempts, the verdict is `lost` or `failed`. If `owner` is not empty, the verdict on a job of
+        another owner is `missing`. Raises NewerRecord if a newer release wrote the job.
         """
         token = random_part()
         try:
@@ -167,7 +167,7 @@ class Jobs:
         return [None if answer is None else answer == 1 for answer in answers]
 
     async def log(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of events after event `number`, or an empty list if the log has none or has expired.
+        """Return the next page of batches after event `number`, or an empty list if the log has none or has expired.
 
         The first batch may also contain earlier events. Raises Damaged if an entry of the log is not a batch of events.
         """

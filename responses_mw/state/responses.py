@@ -55,7 +55,7 @@ class Responses:
     """The stored responses of all owners.
 
     Every method raises StateUnavailable if Redis fails. Methods with a `response_id` raise Missing if the owner has no such
-    response.
+    response. Methods that read a history raise OverBound if the history takes too much memory.
     """
 
     def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
@@ -68,8 +68,7 @@ class Responses:
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response.
 
-        Raises Missing if a part of the history was deleted, or OverBound if the history takes too much memory. Raises
-        BadRequest if the response is queued, running, failed or cancelled.
+        Raises Missing if part of the history is deleted, or BadRequest if the response is queued, running, failed or cancelled.
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)

@@ -16,11 +16,13 @@ Item = dict[str, Any]
 class StateOptions:
     """Options of stored state. Sizes are in bytes of uncompressed JSON.
 
-    chain_bytes    maximum size of a history or conversation
-    chain_items    maximum number of items of a history or conversation
-    chain_memory   maximum memory of the decoded items of a history or conversation; small values take more than their JSON
-    owner_bytes    storage quota of each owner; 0 disables the quota
-    patience       maximum seconds that a write is retried while Redis is unavailable
+    ttl_seconds      time to live of stored objects
+    response_bytes   maximum size of a response with its input
+    chain_bytes      maximum size of a history or conversation
+    chain_items      maximum number of items of a history or conversation
+    chain_memory     maximum memory of the decoded items of a history or conversation; small values take more than their JSON
+    owner_bytes      storage quota of each owner; 0 disables the quota
+    patience         maximum seconds that a write is retried while Redis is unavailable
     """
 
     ttl_seconds: int = 7 * 24 * 60 * 60

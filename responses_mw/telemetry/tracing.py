@@ -237,8 +237,8 @@ def tool_call_span(
     """Trace and measure a call to the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children of this span.
 
     `label` is the label of the MCP server, or "" for other tools. `kind` and `server` become label values of a metric, so
-    clients must not choose them. Yield a function `record(content, failed)` that records the result and whether the tool
-    failed.
+    clients must not choose them. Yield a function `record(content, failed)`. It records whether the tool failed and, if
+    `captures_content` returns true, the result.
     """
     request = current_request()
     described = {
