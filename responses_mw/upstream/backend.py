@@ -83,7 +83,7 @@ class OpenTurn:
     span: TurnSpan
 
     async def aclose(self) -> None:
-        """Close the span, and the stream of the answer."""
+        """Close the stream of the answer. If the span has not ended, end it as cancelled."""
         self.span.close()
         await self.stream.aclose()
 

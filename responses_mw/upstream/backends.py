@@ -81,7 +81,7 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, fast == prompt.tokens), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return an interrupted turn's usage, or None if it is unknown. `before` is the turn without its output, `items`."""
+        """Return an interrupted turn's usage, or None if unknown. `items` are its output. `before` is the turn without it."""
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)
         tokens = await server.prompt_tokens(chat) if is_text(chat) else None

@@ -82,7 +82,7 @@ _OF_THE_HOST = frozenset({"user", "auth", "session"})
 """Members of the ASGI scope that the host application's middleware sets to identify the caller."""
 
 Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
-"""Sends a request, given its method, path, caller and body. Raises `UpstreamError` if there is no response."""
+"""Sends a request with a method, path, caller and body. Raises `UpstreamError` if there is no response."""
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 

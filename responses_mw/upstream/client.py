@@ -28,7 +28,7 @@ Stream = TypeVar("Stream", bound=ChatStream)
 CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for a connection to the upstream. Even a busy server accepts connections at once."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
-"""Maximum bytes that the upstream and tools may send for a response: about 400,000 tokens with chunks of 300 bytes."""
+"""Maximum number of bytes from the upstream and tools for one response: about 400,000 tokens in chunks of 300 bytes."""
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01

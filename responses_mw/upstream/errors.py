@@ -87,7 +87,7 @@ def from_status(
     """Return the error for an HTTP response with a `status` of 300 or more.
 
     `own_key` is whether the operator's credential was used instead of the caller's. `elapsed` is the time in seconds from the
-    request to the response.
+    request to the response. The error is an `UpstreamBrokeOff` if the request may have crashed a server.
     """
     fault = _fault(_decoded(body))
     message = fault.message or f"The upstream answered with status {status}."

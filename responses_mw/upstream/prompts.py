@@ -301,8 +301,8 @@ class PrefillProof:
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
         """Return the prompt that the server renders for `chat`. The last message of `chat` must be `text`.
 
-        Return None if the server cannot return the prompt, or if the prompt does not end with `text`. Raises `UpstreamError` if
-        a request fails.
+        Return None if the server cannot return the prompt, or if the prompt does not end with `text` (apart from white
+        space). Raises `UpstreamError` if a request fails.
         """
         server = await server_for(self._upstream, caller)
         tokens = await server.prompt_tokens(chat)

@@ -16,7 +16,7 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one kind of server differs from OpenAI's API. `refuses` maps each unsupported parameter to the reason."""
+    """How one kind of server differs from OpenAI's API. `refuses` maps further unsupported parameters to the reasons."""
 
     name: str
     owned_by: frozenset[str] = frozenset()  # values of the `owned_by` of a model that only this kind of server sets
@@ -53,7 +53,7 @@ class Dialect:
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
     stop_is_list: bool = False
     refuses: dict[str, str] = field(default_factory=dict)
-    # Parameters that request the text of the prompt and the ids of all tokens, for `ResponseMessages`.
+    # Parameters that make the server return the prompt and all token ids, which `ResponseMessages` collects.
     raw_parameters: dict[str, Any] = field(default_factory=dict)
 
     def unsupported(self, path: str, why: str) -> NoReturn:

@@ -19,9 +19,9 @@ from ..types import Item
 
 
 def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Drop as few of the oldest blocks of `items` as possible so that the rest fits. Return the rest.
+    """Drop the oldest blocks of `items` until the rest fits. Return the rest.
 
-    If nothing fits, all droppable blocks are dropped. If `fits` accepts a list, it must also accept shorter lists.
+    If it never fits, all droppable blocks are dropped. If `fits` accepts a list, it must also accept shorter lists.
     """
     cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))

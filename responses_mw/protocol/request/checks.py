@@ -34,8 +34,8 @@ class RequestLimits:
     """Limits for one request.
 
     `items` is the maximum number of input items. `tools` is the maximum number of tools, including namespaces, nested tools,
-    and tools in input items. `depth` is the maximum nesting of the JSON. `values` is the maximum number of object members and
-    array elements.
+    and tools in input items. `depth` is the maximum number of nesting levels below the outermost array or object. `values`
+    is the maximum number of object members and array elements.
     """
 
     items: int = 10_000

@@ -73,7 +73,7 @@ class ResponseBuilder(ABC):
     def resume(self, number: int) -> list[Event]:
         """Start a queued run. `number` is the sequence number of its next event.
 
-        Emits `response.in_progress`, unless another worker has already done so.
+        Emits `response.in_progress` if no other worker has emitted it.
         """
         self._emitter.next_number = number
         self.response["status"] = "in_progress"

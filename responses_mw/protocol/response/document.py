@@ -161,7 +161,7 @@ class UsageSum:
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Record that the next answer continues an interrupted one. `part` is its chat usage, or None if unknown."""
+        """Record `part`, the chat usage of an interrupted answer that the next one continues, or None if it is unknown."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 

@@ -119,7 +119,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         return chunk
 
     async def aclose(self) -> None:
-        """Stop reading. If the response is incomplete, cancel the application and wait for it to end."""
+        """Stop reading. If the response is incomplete, cancel the application and give it `_CANCEL_GRACE` seconds to end."""
         if self._complete:
             return
         if not self._left:

@@ -61,7 +61,7 @@ class ConnectionPool:
         self._open.discard(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Pending and later calls to `acquire` raise `httpx.ConnectError`."""
+        """Abort all connections and wait until they are closed. Pending and later calls of `acquire` raise `ConnectError`."""
         self.is_closed = True
         open_ones = list(self._open)
         _abort(open_ones)

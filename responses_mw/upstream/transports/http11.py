@@ -174,7 +174,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._feed = self._parser.feed_data
 
     async def answer(self, request: OutgoingRequest) -> httpx.Response:
-        """Send `request`, and return the response once its headers have arrived. Its body may not be fully sent yet.
+        """Send `request`, and return the response once its headers have arrived. The request may not be fully sent yet.
 
         Raises `StaleConnection` if the server had already closed the connection, and the other errors of `NetworkTransport`.
         """
