@@ -305,8 +305,7 @@ def add_compaction(run: Run) -> list[Event]:
 class Compaction:
     """Replaces histories with summaries that the upstream's model writes (see `protocol.response.compaction`).
 
-    A summary is the answer of a separate run, which is never stored. Truncation, tracing and cancellation of this run work as
-    usual.
+    A summary is the answer of a separate run, which is never stored.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ class Worker:
                     await self._change.wait()
 
     async def _fill(self) -> None:
-        """Claim and start jobs until the queue is empty or this worker has no room."""
+        """Claim and start jobs while the queue has available jobs and this worker has capacity."""
         loop = asyncio.get_running_loop()
         try:
             while self._has_room and (
