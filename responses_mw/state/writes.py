@@ -164,7 +164,7 @@ class Writer:
         return bytes(verdict)
 
     async def _run_persistently(self, write: Write) -> Any:
-        """Run the script. After temporary errors, repeat it until it, all writes or all commands failed for `patience`."""
+        """Run the script, again after temporary errors until this write, all writes or all commands failed for `patience`."""
         began, pause = time.monotonic(), 0.02
         while True:
             try:
