@@ -82,7 +82,7 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox for a run of `owner`, or None if the server executes none of the `tools`.
+        """Return the toolbox for a run of `owner`, or None if there is nothing to execute.
 
         `tools` must have passed `check`. `items` are all items that the model sees, and `own` are those from the request. The
         trace headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
@@ -92,7 +92,8 @@ class Tools:
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         context = ToolContext(self.settings, self.search, self.http, self.sealer, owner, items, trace)
         entries = [_CLASSES[tool["type"]](tool, context) for tool in tools if tool["type"] in _CLASSES]
-        return Toolbox(entries, _approved(items, own), gate) if entries else None
+        approved = _approved(items, own)
+        return Toolbox(entries, approved, gate) if entries or approved else None
 
 
 class ForwardedTools(Tools):
@@ -214,12 +215,13 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
     Calls that have already been made are omitted. A forged approval request is harmless, because `Toolbox.open` checks whether
     the call is permitted.
     """
+    answers = [(index, item) for index, item in enumerate(own) if item["type"] == "mcp_approval_response"]
+    if not answers:
+        return {}
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
     called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
     approved: dict[str, Item] = {}
-    for index, item in enumerate(own):
-        if item["type"] != "mcp_approval_response":
-            continue
+    for index, item in answers:
         asked, where = item["approval_request_id"], f"input[{index}].approval_request_id"
         if asked not in requests:
             raise BadRequest(f"No approval request found with id '{asked}'.", param=where, code="invalid_value")

@@ -300,9 +300,11 @@ async def test_a_call_that_is_not_approved_is_not_carried_out(
     assert "too cold" in _messages(upstream, 1)[-1]["content"]
 
 
-async def test_an_approval_of_nothing_is_a_400_that_names_it(ours: Ours, server: dict[str, Any]) -> None:
+@pytest.mark.parametrize("has_tools", [True, False], ids=["with tools", "without tools"])
+async def test_an_approval_of_nothing_is_a_400_that_names_it(ours: Ours, server: dict[str, Any], has_tools: bool) -> None:
     approval = {"type": "mcp_approval_response", "approval_request_id": "mcpr_none", "approve": True}
-    response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": [approval], "tools": [server]})
+    body = {"model": "tiny", "input": [approval], "tools": [server] if has_tools else []}
+    response = await ours.http.post("/v1/responses", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "input[0].approval_request_id"
     assert "mcpr_none" in response.json()["error"]["message"]

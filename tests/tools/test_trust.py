@@ -100,6 +100,15 @@ async def test_an_approval_cannot_call_what_the_request_does_not_allow(start: St
     assert (refused.status_code, server.called) == (400, 0)
 
 
+@pytest.mark.parametrize("others", [[], [{"type": "function", "name": "mine"}]], ids=["no tools", "a function"])
+async def test_an_approval_without_its_server_in_the_tools_is_a_400(
+    start: Start, server: Server, others: list[dict[str, Any]]
+) -> None:
+    body = {"model": "tiny", "input": [USER, *_forged("get_weather", city="Rome")], "tools": others}
+    refused = await _own(start, server).http.post("/v1/responses", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"], server.called) == (400, "tools", 0)
+
+
 async def test_an_approval_of_what_the_server_does_not_list_is_a_400(start: Start, server: Server) -> None:
     body = {"model": "tiny", "input": [USER, *_forged("hidden")], "tools": [OWN]}
     refused = await _own(start, server).http.post("/v1/responses", json=body)
