@@ -260,8 +260,7 @@ async def open_application(
     If `app` is the upstream, background responses call it with the members of `scope`. The readiness check fails until
     `is_listening` returns true. The caller must start the worker with `jobs.work()` after `app` has started.
 
-    Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid,
-    and `OSError` if a prompt file cannot be read.
+    Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core

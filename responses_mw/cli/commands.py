@@ -272,7 +272,7 @@ def _check_files(settings: Settings, unknown: list[str]) -> bool:
     try:
         APIKeys.of(settings.auth)
         Prompts(settings.server.prompts_dir)
-    except (StartupError, OSError) as error:
+    except StartupError as error:
         return _failed("settings:", error)
     if unknown:
         return _failed("settings:", f"unknown in the environment: {', '.join(unknown)}")

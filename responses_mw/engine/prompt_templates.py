@@ -80,14 +80,14 @@ class _Prompt(NamedTuple):
 
 
 class InvalidPrompt(StartupError, ValueError):
-    """A prompt file or the directory is invalid."""
+    """A prompt file is invalid, or the prompts cannot be read."""
 
 
 class Prompts:
     """The prompt templates in `directory`. If `directory` is None, there are no templates.
 
-    The constructor reads all `.toml` and `.json` files whose names are valid ids. It raises `InvalidPrompt` if `directory` is
-    not a directory or a file is invalid, or `OSError` if a file cannot be read.
+    The constructor reads all `.toml` and `.json` files whose names are valid ids. It raises `InvalidPrompt` if a file is
+    invalid, or if a file or the directory cannot be read.
     """
 
     def __init__(self, directory: str | None) -> None:
@@ -95,11 +95,12 @@ class Prompts:
         self._files: dict[Path, tuple[tuple[int, int, int], _Prompt]] = {}
         """The modification time, inode, size and prompt of each file."""
         if self._directory is not None:
-            if not self._directory.is_dir():
-                raise InvalidPrompt(f"server.prompts_dir: {self._directory} is not a directory")
-            for path in sorted(self._directory.iterdir()):
-                if path.suffix in _SUFFIXES and _ID.fullmatch(path.stem):
-                    self._load(path)
+            try:
+                for path in sorted(self._directory.iterdir()):
+                    if path.suffix in _SUFFIXES and _ID.fullmatch(path.stem):
+                        self._load(path)
+            except OSError as error:
+                raise InvalidPrompt(f"server.prompts_dir: {error.strerror}: {error.filename}") from None
 
     def resolve(self, body: Any) -> Any:
         """Return the request `body` with its prompt template applied. A body without a `prompt` is returned unchanged.

@@ -243,6 +243,12 @@ def test_a_bad_file_is_told_at_the_start(tmp_path: Path, name: str, content: str
         Prompts(str(tmp_path))
 
 
+def test_a_file_that_cannot_be_read_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "support.toml").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidPrompt, match=r"prompts_dir: No such file .*support\.toml"):
+        Prompts(str(tmp_path))
+
+
 def test_a_directory_that_is_none_is_told_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPrompt, match="not a directory"):
+    with pytest.raises(InvalidPrompt, match="prompts_dir: No such file"):
         Prompts(str(tmp_path / "none"))

@@ -324,7 +324,7 @@ def test_what_cannot_be_served_is_told_at_the_start_without_a_traceback(redis_ur
     options = ["--redis", redis_url, "--server.prompts-dir", "/nowhere"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
-    assert "prompts_dir: /nowhere is not a directory" in done.stderr
+    assert "prompts_dir: No such file or directory: /nowhere" in done.stderr
     assert "Traceback" not in done.stderr
     assert 'File "' not in done.stderr
 
