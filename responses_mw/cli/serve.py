@@ -160,7 +160,7 @@ def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict
     """Return the facts for the start message. `dialect` is None if it has not been detected."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
-        "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
+        "upstream": f"{settings.upstream.url} ({dialect or 'dialect not detected yet'})",
         "store": _store(settings, has_state=has_state),
         "tools": _tools(settings),
         "cache": settings.cache.mode,

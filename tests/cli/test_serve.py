@@ -63,7 +63,7 @@ def test_the_summary_is_one_line_of_json_if_logs_are_json(launch: Launch) -> Non
     assert server.end() == 0  # now the last line is complete
     lines = [json.loads(line) for line in server.output.splitlines()]
     [start] = [line for line in lines if "listens on" in line["message"]]
-    assert start["upstream"] == "http://127.0.0.1:1 (does not answer yet)"
+    assert start["upstream"] == "http://127.0.0.1:1 (dialect not detected yet)"
     assert start["store"].startswith("embedded Valkey in memory")
     assert start["level"] == "info"
 
