@@ -111,8 +111,8 @@ def depth(value: Any, limit: int) -> None:
 
 
 def memory_bound(value: Any, text: bytes) -> int:
-    """Estimate `memory(value, len(text))`. Call `memory` itself only if the estimate exceeds four times the size of `text`."""
-    bound = len(text) + 2 * _MEMBER * _openings(text)
+    """Return an upper bound of `memory(value, len(text))`. It is exact if a quick bound is over four times the size."""
+    bound = len(text) + (_HOLDER + _MEMBER) * _openings(text)
     return bound if bound <= 4 * len(text) else memory(value, len(text))  # brackets and commas may be in strings
 
 
