@@ -26,6 +26,7 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
@@ -238,7 +239,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_events(self) -> None:
         self._frames += len(self.conn.events)
         if self._frames <= MAX_FRAMES:
+            events = self.conn.events
             super().handle_events()
+            for event in events:
+                if isinstance(event, Frame):
+                    event.data = b""  # the parser keeps the last frame until the next one arrives
 
     async def receive(self) -> Any:
         # After a complete message, uvicorn stops reading until the application has received it.
@@ -249,6 +254,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
         super().connection_lost(exc)
+        # Otherwise, cycles keep the received data until the garbage collector runs.
+        self.app = self._served
+        self.conn.parser.close()
 
     def _clear(self) -> None:
         self._receiving.clear()

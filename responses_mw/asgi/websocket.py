@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import deque
@@ -27,9 +28,9 @@ from starlette.websockets import WebSocket
 
 from ..cache.policy import policy_of
 from ..engine.run import REQUEST_LIMITS, RunMode
-from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable
+from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable, without_traceback
 from ..protocol.request import checks
-from ..threads import by_size
+from ..threads import background_task, by_size
 from ..upstream import Caller
 from .http_responses import ErrorResponse
 from .requests import HOST_SCOPE, EndpointContext
@@ -115,28 +116,34 @@ class WebSocketConnection:
     """The waiting frames of each lane that has a running response. Decoded frames can take 30 times the memory."""
     _refusal: APIError | None = None
     """The error for further requests, or None while requests are accepted."""
-    _idle: anyio.Event = field(default_factory=anyio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _open: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Cancelled to end the connection."""
+    _serving: set[anyio.CancelScope] = field(default_factory=set)
+    """A scope for each lane, because only the garbage collector frees the frames of a task that its task group cancels."""
     _group: TaskGroup = field(init=False)
 
     async def run(self) -> None:
         """Serve requests until the connection is closed. If the client disconnects, all runs are cancelled."""
+        ends = [background_task(self._wind_up_with_server()), background_task(self._wind_up_after_lifetime())]
         try:
-            async with anyio.create_task_group() as group:
-                self._group = group
-                group.start_soon(self._wind_up_with_server)
-                with anyio.move_on_after(MAX_LIFETIME) as time:
+            async with anyio.create_task_group() as self._group:
+                with self._open:
                     await self._read()
-                if time.cancelled_caught:
-                    limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
-                    message = f"{limit} Create a new WebSocket connection to continue."
-                    error = BadRequest(message, code="websocket_connection_limit_reached")
-                    group.start_soon(self._wind_up, _GOING_AWAY, error)
-                    await self._read()
-                group.cancel_scope.cancel()
+                for scope in self._serving:
+                    scope.cancel()
         finally:
+            for task in ends:
+                task.cancel()
             self.history.close()
             for data in chain.from_iterable(self._lanes.values()):
                 self.share.leave(len(data))
+
+    async def _wind_up_after_lifetime(self) -> None:
+        await asyncio.sleep(MAX_LIFETIME)
+        limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
+        message = f"{limit} Create a new WebSocket connection to continue."
+        await self._wind_up(_GOING_AWAY, BadRequest(message, code="websocket_connection_limit_reached"))
 
     async def _wind_up_with_server(self) -> None:
         drain = self.context.runner.drain
@@ -156,17 +163,20 @@ class WebSocketConnection:
             await self.send({"type": "websocket.close", "code": code})
         except OSError:
             logger.debug("the client disconnected")
-        self._group.cancel_scope.cancel()
+        self._open.cancel()
 
     # -- frames ---------------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         """Process frames until the client disconnects."""
         with suppress(OSError):
-            while (message := await self.receive())["type"] != "websocket.disconnect":
-                await self._process(message)
+            while await self._process(await self.receive()):  # no variable keeps the last message, which may be large
+                pass
 
-    async def _process(self, message: Message) -> None:
+    async def _process(self, message: Message) -> bool:
+        """Process one frame. Return false if the client has disconnected."""
+        if message["type"] == "websocket.disconnect":
+            return False
         text, lane = message.get("text"), None
         data = message.get("bytes") or b"" if text is None else text.encode()
         try:
@@ -180,6 +190,7 @@ class WebSocketConnection:
                 self._begin(_create(frame, lane, len(data)), data)
         except APIError as error:
             await self._send_error(error, lane)
+        return True
 
     async def _decoded(self, data: bytes) -> dict[str, Any]:
         return await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
@@ -193,7 +204,8 @@ class WebSocketConnection:
             if len(self._lanes) >= MAX_LANES:
                 raise RateLimited(f"The connection already has {MAX_LANES} responses in progress.")
             self._lanes[create.lane] = deque()
-            self._group.start_soon(self._serve, create)
+            self._serving.add(scope := anyio.CancelScope())
+            self._group.start_soon(self._serve, create, scope)
         elif sum(map(len, self._lanes.values())) >= MAX_WAITING:
             raise RateLimited("Too many requests are waiting on the connection.")
         else:
@@ -202,16 +214,18 @@ class WebSocketConnection:
 
     # -- responses ------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, create: Create) -> None:
+    async def _serve(self, create: Create, scope: anyio.CancelScope) -> None:
         """Respond to `create` and to the waiting requests of its lane, and remove the lane."""
         lane = self._lanes[create.lane]
-        await self._respond(create)
-        while lane:
-            data = lane.popleft()
-            self.share.leave(len(data))
-            create = _create(await self._decoded(data), create.lane, len(data))
+        with scope:
             await self._respond(create)
-        del self._lanes[create.lane]
+            while lane:
+                data = lane.popleft()
+                self.share.leave(len(data))
+                create = _create(await self._decoded(data), create.lane, len(data))
+                await self._respond(create)
+            del self._lanes[create.lane]
+        self._serving.discard(scope)
         if self._refusal is not None and not self._lanes:
             self._idle.set()
 
@@ -228,7 +242,7 @@ class WebSocketConnection:
                 await self._send_error(error, create.lane)
         except OSError:
             logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
-            self._group.cancel_scope.cancel()
+            self._open.cancel()
         except Exception:  # close the connection, because otherwise the client would wait forever
             logger.exception("a response on a WebSocket failed")
             await self._close(_BROKEN, APIError("The server had an error while processing your request."))
@@ -255,6 +269,7 @@ class WebSocketConnection:
                 self.history.evict(parent)
 
     async def _send_error(self, error: APIError, lane: str | None) -> None:
+        without_traceback(error)
         members: dict[str, Any] = error.body()["error"]
         members["code"] = members["code"] or members["type"]  # the specification requires a code
         if error.headers:

@@ -345,6 +345,7 @@ class Runner:
         with anyio.CancelScope(shield=True):  # a cancelled run must complete these steps too
             if tasks:
                 await asyncio.gather(*tasks, return_exceptions=True)
+                run.opening, run.calls = None, ()  # a cancelled task keeps its frames, which refer to the run
             if run.turn is not None:
                 await run.turn.aclose()
             if run.toolbox is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import time
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
@@ -15,13 +13,12 @@ import orjson
 import pytest
 from openai.types.responses import ResponseError
 
-from responses_mw.errors import APIError, UpstreamError
+from responses_mw.errors import UpstreamError
 from responses_mw.protocol.request.checks import RequestLimits
-from responses_mw.protocol.request.create import CreateResponse
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
+from tests.support.garbage import nothing_left
 from tests.support.oracle import check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
-from tests.support.servers import PATIENCE
 
 if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
@@ -469,12 +466,6 @@ async def test_a_bug_after_the_start_ends_the_stream_as_failed(
 # -- what is left of a failed request ---------------------------------------------------------------------------------------
 
 
-def left() -> list[object]:
-    """The requests and errors that are still in memory."""
-    made = (one for one in gc.get_objects() if isinstance(one, CreateResponse | APIError))
-    return [one for one in made if not isinstance(one, APIError) or one.__traceback__ is not None]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"input": [{"type": "unknown"}]}, {"previous_response_id": "resp_x"}, {}, {"stream": True}],
@@ -483,17 +474,8 @@ def left() -> list[object]:
 async def test_a_failed_request_leaves_nothing_to_the_garbage_collector(
     ours: Ours, upstream: ScriptedUpstream, wrong: dict[str, Any]
 ) -> None:
-    gc.collect()
-    before = len(left())
-    gc.disable()
-    try:
+    async with nothing_left():
         upstream.whole(error("no"), 400)
         assert (await ours.http.post("/v1/responses", json={**BODY, **wrong})).status_code == 400
         upstream.stream(frame(text("Hel")), error("no"))
         await ours.http.post("/v1/responses", json={**BODY, **wrong, "stream": True})
-        deadline = time.monotonic() + PATIENCE
-        while len(left()) > before and time.monotonic() < deadline:  # the server may still be ending the request
-            await asyncio.sleep(0.05)
-        assert len(left()) <= before
-    finally:
-        gc.enable()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from websockets.frames import Frame, Opcode
 from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, websocket_protocol
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
+from tests.support.garbage import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,6 +154,26 @@ async def test_a_bounded_number_of_messages_waits_to_be_read(ours: Ours) -> None
             for answers in range(2 * MAX_QUEUED):  # noqa: B007 (the number before the end)
                 await connection.recv()
         assert answers < MAX_QUEUED
+
+
+async def test_a_message_takes_no_memory_once_it_is_answered_or_its_connection_is_lost(ours: Ours) -> None:
+    size = 3 * UNCOUNTED
+    tracemalloc.start()
+    try:
+        async with opened(ours) as connection:
+            async with nothing_left(partial(large_objects, size)):
+                await connection.send("x" * size)
+                assert json.loads(await connection.recv())["type"] == "error"  # the text is not JSON
+            async with nothing_left(partial(large_objects, size)):
+                connection.transport.write(Frame(Opcode.TEXT, b"x" * size, fin=False).serialize(mask=True))
+                connection.transport.close()
+                await connection.wait_closed()
+    finally:
+        tracemalloc.stop()
+
+
+def large_objects(size: int) -> int:
+    return sum(trace.size >= size for trace in tracemalloc.take_snapshot().traces)
 
 
 async def answered(connection: Any) -> bool:

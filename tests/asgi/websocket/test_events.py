@@ -18,6 +18,7 @@ from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.asgi.requests import Inbound
 from responses_mw.errors import Unauthorized
 from tests.support import oracle
+from tests.support.garbage import nothing_left
 from tests.support.scripted import HELLO, Signal, error, frame, text
 from tests.support.websocket import UVICORN, opened
 
@@ -418,6 +419,18 @@ async def test_who_leaves_cancels_what_runs(ws: Ours, upstream: ScriptedUpstream
             await answer.asked.wait()
     for answer in answers:
         await answer.left.wait()
+
+
+async def test_who_is_refused_or_leaves_leaves_nothing_to_the_garbage_collector(ws: Ours, upstream: ScriptedUpstream) -> None:
+    async with nothing_left():
+        upstream.whole(error("no"), 400)
+        async with opened(ws) as socket:
+            await socket.create()
+            assert (await socket.receive())["type"] == "error"
+            answer = upstream.stream(text("a"), Signal())
+            for _ in range(2):  # the second one waits
+                await socket.create()
+            await answer.asked.wait()
 
 
 async def test_a_client_that_does_not_read_holds_up_its_own_responses_only(ws: Ours, upstream: ScriptedUpstream) -> None:
