@@ -102,9 +102,8 @@ class SearchProvider:
     async def search(self, query: Query) -> list[SearchHit]:
         """Return the results, best first. Raises `SearchFailed` if the provider returns an error or cannot be reached.
 
-        Send the members of `query` that the provider's API supports. If it supports only one domain filter, that is enough:
-        `WebSearch.call` applies `count`, `allowed`, `blocked` and `characters` to the results again. `place` and `thorough`
-        have an effect only if they are sent.
+        Send the members of `query` that the provider's API supports. `count`, `allowed`, `blocked` and `characters` may be left
+        out, because `WebSearch.call` enforces them. `place` and `thorough` have an effect only if they are sent.
         """
         raise NotImplementedError
 
