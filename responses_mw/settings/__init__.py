@@ -153,9 +153,9 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the environment variables that begin with `RESPONSES_MW_` but are not in `known`.
+    """Return the names of the environment variables that begin with `RESPONSES_MW_` but are not in `known`.
 
-    A variable with a similar known name is followed by a hint. Variables that begin with a prefix in `ignored`, and variables
+    If a name resembles a known name, it is followed by a hint. Variables that begin with a prefix in `ignored`, and variables
     that Kubernetes sets for Services, are omitted.
     """
     names = sorted(set(known))

@@ -192,7 +192,7 @@ class RedisSettings(Group):
     """The Redis that stores the state."""
 
     url: SecretStr | None = None
-    """Redis URL: redis://, rediss://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)"""
+    """Redis URL: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)"""
     data_dir: str | None = None
     """data directory of the embedded Valkey (unset: in memory only)"""
     allow_eviction: bool = False
