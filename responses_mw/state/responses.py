@@ -42,7 +42,7 @@ TOMBSTONE_SECONDS = 24 * 60 * 60
 """Lifetime of a deleted response's tombstone. A run that takes longer could store the response again."""
 LOG_TTL_SECONDS = 24 * 60 * 60  # lifetime of a background response's event log after the response has ended
 BASE = "0" * RANDOM_LENGTH
-"""The owner of a turn that contains the items of a conversation instead of a response's input and output."""
+"""The `random` of a turn that contains the items of a conversation instead of a response's input and output."""
 
 IDS_AT_ONCE = 100  # maximum number of ids in one script call
 CALLS_AT_ONCE = 8
@@ -92,7 +92,7 @@ class Responses:
                 return Stored({**head, "status": status.decode(), "output": []}, request["input"], bool(lost))
             if turn is not None:
                 [made] = await by_size(json_size(turn, RANDOM_LENGTH), unpack_turns, [turn], MemoryBudget())
-                if made.owner == address.random:
+                if made.random == address.random:
                     return Stored({**head, "output": made.output}, made.input)
         raise Missing("Response", response_id)
 
@@ -190,7 +190,7 @@ class Responses:
         with reading("response"):
             parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._turns(address, parent)
-        if not turns or turns[-1].owner != address.random:
+        if not turns or turns[-1].random != address.random:
             raise Missing("Response", response_id)
         items = [item for turn in turns for part in (turn.input, turn.output) for item in part]
         size = sum(turn.size for turn in turns)
@@ -296,7 +296,9 @@ class Responses:
             blobs = await by_size(turn_bytes, item_blobs, items, map(orjson.dumps, items))
             return await commit({"rest": "items", "seen": chain.seen}, blobs, turn_bytes)
         if chain.turns:
-            packed = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])
+            packed = await by_size(
+                chain.size, lambda: [pack_turn(turn.random, turn.input, turn.output) for turn in chain.turns]
+            )
             return await commit({"rest": "turns"}, packed, chain.size)
         return await commit({})
 
@@ -320,7 +322,7 @@ def _items(
     """Return a mapping from ids to the items in a reply. If the reply contains the response's turn, add its items to `made`."""
     blob, *blobs = reply
     for turn in unpack_turns([blob], budget) if blob is not None else []:
-        if turn.owner == address.random:
+        if turn.random == address.random:
             made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
     found = {}
     for item_id, stored in zip(ids, blobs, strict=True):

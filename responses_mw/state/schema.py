@@ -219,16 +219,16 @@ def json_size(blob: bytes, start: int = 0) -> int:
     return len(blob) - start - 1
 
 
-def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode a turn for storage. `owner` is the random part of the response's id."""
-    return owner.encode() + pack(turn_text(items, output))
+def pack_turn(random: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
+    """Encode a turn for storage. `random` is the random part of the response's id."""
+    return random.encode() + pack(turn_text(items, output))
 
 
 def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
     return orjson.dumps({"input": items, "output": output})
 
 
-def turn_owner(turn: bytes) -> str:
+def turn_random(turn: bytes) -> str:
     """Return the random part of the id of the response that wrote the stored `turn`."""
     return turn[:RANDOM_LENGTH].decode()
 
@@ -265,6 +265,6 @@ def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTur
         else:
             values = orjson.loads(b"[%b]" % b",".join(texts))
         return [
-            StoredTurn(turn_owner(turn), value["input"], value["output"], len(text))
+            StoredTurn(turn_random(turn), value["input"], value["output"], len(text))
             for turn, text, value in zip(turns, texts, budget.checked(values, texts), strict=True)
         ]

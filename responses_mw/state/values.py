@@ -56,9 +56,9 @@ class Pointer(NamedTuple):
 
 
 class StoredTurn(NamedTuple):
-    """The input and output of one response. `owner` is the random part of the response's id. `size` is in bytes of JSON."""
+    """The input and output of one response. `random` is the random part of its id. `size` is the JSON's size in bytes."""
 
-    owner: str
+    random: str
     input: list[Item]
     output: list[Item]
     size: int

@@ -15,7 +15,7 @@ from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import load
 from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateOptions, StateUnavailable, connect
-from responses_mw.state.schema import Address, conversation_key, response_address, turn_owner
+from responses_mw.state.schema import Address, conversation_key, response_address, turn_random
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
@@ -44,11 +44,11 @@ def assert_whole(server: Plain) -> None:
         prefix, _, random = key.decode().rpartition("r:")
         segment, length = server.hmget(key, "segment", "length")
         turn = server.lindex(f"{prefix}s:{segment.decode()}", int(length) - 1)
-        assert turn_owner(turn) == random
+        assert turn_random(turn) == random
         assert server.zscore(f"{prefix}s:{segment.decode()}:refs", f"r{random}") == int(length)
         assert server.pttl(key) > 0
-    owners = [turn_owner(turn) for segment in turns(server) for turn in server.lrange(segment, 0, -1)]
-    assert len(owners) == len(set(owners)) == len(server.keys("*:r:*"))
+    stored = [turn_random(turn) for segment in turns(server) for turn in server.lrange(segment, 0, -1)]
+    assert len(stored) == len(set(stored)) == len(server.keys("*:r:*"))
 
 
 async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from responses_mw.errors import BadRequest
 from responses_mw.state import Chain, Missing, State, StateOptions, connect
-from responses_mw.state.schema import json_size, turn_owner
+from responses_mw.state.schema import json_size, turn_random
 from tests.support.stored import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Store(RuleBasedStateMachine):
     @invariant()
     def exactly_the_texts_that_something_living_stands_on_are_kept(self) -> None:
         needed = {address(member).random for known in self.living.values() for member in known.chain}
-        found = {turn_owner(turn) for segment in turns(self.server) for turn in self.server.lrange(segment, 0, -1)}
+        found = {turn_random(turn) for segment in turns(self.server) for turn in self.server.lrange(segment, 0, -1)}
         # What expired stays until a neighbour is touched, or until its own time to live is over.
         assert found >= needed if self.expired else found == needed
 
