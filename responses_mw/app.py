@@ -283,7 +283,10 @@ async def open_application(
 
 
 def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
-    """Create a worker for background responses. `core.state` must not be None. An upstream in this process needs `scope`."""
+    """Create a worker for background responses. `core.state` must not be None.
+
+    `scope` has the members of the host's scope for calls to an upstream in this process.
+    """
     assert core.state is not None
     drain_timeout = settings.server.drain_timeout
     return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)

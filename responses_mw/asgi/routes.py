@@ -47,7 +47,7 @@ _PATTERNS = {compile_path(route)[0]: route for route in ROUTES}
 
 
 def route_of(path: str) -> str:
-    """Return the key of `ROUTES` to which the router of `Routes` sends `path`, or "" if there is none."""
+    """Return the route in `ROUTES` that matches `path`, or "" if there is none."""
     return next((route for pattern, route in _PATTERNS.items() if pattern.match(path)), "")
 
 

@@ -59,7 +59,7 @@ class Caller:
     standing: Standing = field(default_factory=Standing, compare=False)
 
     def again(self) -> Caller:
-        """Return the caller for another request. Without an API key of this server, the caller must be accepted again."""
+        """Return a copy for the caller's next request. Unless it has an API key of this server, it must be accepted again."""
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
 

@@ -123,9 +123,11 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """Complete the turn. Close its items up to the first call that the server executes. `settle` emits the later items.
+        """Complete the turn. Emit its remaining items, up to the first call that the server executes.
 
-        Raises `UpstreamError` if the answer does not continue the interrupted text, or if a call that was not cut off has no
+        `settle` adds the result of that call, and emits the items that follow, up to the next such call.
+
+        Raises `UpstreamError` if the answer does not continue the interrupted text, or if a call in a complete answer has no
         name. `ResponsesPassthrough` raises `UpstreamBrokeOff` if the answer is incomplete.
         """
 

@@ -23,7 +23,10 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 @dataclass(frozen=True)
 class EventTarget:
-    """What the events `<stem>.added`, `<stem>.delta` and `<stem>.done` change: a part, a text, or a text's annotations."""
+    """The target of the events `<stem>.added`, `<stem>.delta` and `<stem>.done`: a part, a text, or a text's annotations.
+
+    A text is the text of a part, or the arguments, input or code of a call.
+    """
 
     stem: str
     item: str = ""  # type of the item, or empty if items of several types have this target

@@ -142,7 +142,10 @@ class OpenCall:
                 self.item |= self.form.made(arguments)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool) -> None:
-        """Add `members`, the call's result, to the item. Emit the event for success or failure, if the form has one."""
+        """Add `members`, the call's result, to the item. Emit the form's event for success or failure, if it has one.
+
+        If the form has only one such event, it is emitted in both cases.
+        """
         self.item |= members
         self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 

@@ -1,12 +1,12 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
-- This module sets ids, indices and sequence numbers. It emits the first two events itself, and sets the members of the
-  document in `_OURS`. Unknown events and members are forwarded, and only the ids in them are replaced.
-- An item keeps the id and the index of its `added` event. vLLM uses other ids in `done` and in the document. The document's
-  output consists of the streamed items.
+- This module assigns ids, indices and sequence numbers. It emits the first two events itself, and sets the document's members
+  that are listed in `_OURS`. Unknown events and members are forwarded. Only the ids in them are replaced.
+- An item gets its new id and its index with its `added` event, and keeps them, although vLLM sends other ids in `done` and in
+  the document. The document's output consists of the items that were streamed to the client.
 - Missing members and events are filled in from the item.
-- llama.cpp sends no indices, and completes its items only at the end of the answer. In this case, each item is completed before
-  the next one begins. Later events for a completed item are dropped.
+- llama.cpp sends no indices, and completes its items only at the end of the answer. If an item is added without an index, all
+  open items are therefore completed first. Later events for a completed item are dropped.
 - The answer is complete only after a terminal event with a response. `[DONE]` or a closed connection is not enough.
 """
 
