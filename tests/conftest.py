@@ -224,7 +224,7 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def patient(start: Start) -> Ours:
-    """Our server, with a grace period in which the upstream's answer begins even on a busy machine."""
+    """Our server, which waits for the first chunk of a stream for 5 s before it sends the headers."""
     return start(upstream__status_grace=5)
 
 

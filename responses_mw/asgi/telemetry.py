@@ -40,7 +40,7 @@ HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 ROUTE_SCOPE = "responses_mw.route"
 """The key in a request's scope for its route, or "" if the path is unknown."""
 STARTED_SCOPE = "responses_mw.started"
-"""The key in a request's scope for the time of its arrival, as `time.perf_counter()`."""
+"""The key in a request's scope for the time when its headers were read, as `time.perf_counter()`. `Dispatcher` sets it."""
 
 _HEADERS = "responses_mw.headers"
 

@@ -87,9 +87,9 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    A turn that summarizes the history does not count. Without `stream`, the whole answer is usually one chunk. None until then,
-    and if no chunk arrives: for cache hits, repeated and background creates, refused requests, and upstreams that fail at once.
-    A JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
+    Set by the first turn that does not summarize the history. Without `stream`, the whole answer is usually one chunk. None
+    until a chunk arrives. No chunk arrives for cache hits, repeated and background creates, refused requests, and upstreams
+    that fail at once. A JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
     `upstream.status_grace`, whichever comes first.
     """
     stored: bool | None = None
