@@ -7,6 +7,7 @@
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
+- uvicorn keeps responses until their clients have read them. This server limits the total size of large ones.
 - uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.
 - uvicorn logs an error for each refused WebSocket upgrade. This server does not.
 """
@@ -32,7 +33,7 @@ from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
-from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
+from .requests import MESSAGE_TIMEOUT, UNCOUNTED, Inbound, Receiving
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,30 @@ class DrainingServer(uvicorn.Server):
         return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
 
 
+class Unread:
+    """The large responses that clients have not read yet. Their total is limited to `maximum` bytes.
+
+    If a new one exceeds the total, the connections that have waited for longest are aborted.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._sizes: dict[asyncio.Transport, int] = {}
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Count the data that `transport` has buffered, unless it is little, as for any slow stream."""
+        size = transport.get_write_buffer_size()
+        if size > 2 * UNCOUNTED:
+            self._sizes[transport] = size
+            while sum(self._sizes.values()) > self._maximum and len(self._sizes) > 1:
+                oldest = next(iter(self._sizes))
+                self.remove(oldest)
+                oldest.abort()
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        self._sizes.pop(transport, None)
+
+
 class HTTPProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with checks of upgrade requests, and with limits on heads, trailers and pipelined requests.
 
@@ -126,6 +151,7 @@ class HTTPProtocol(HttpToolsProtocol):
     connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
     """
 
+    unread: ClassVar = Unread(256 * 1024**2)
     _refusal: BadRequest | None = None
     _head_size = 0
     """Bytes received since the last complete head or piece of a body."""
@@ -136,6 +162,18 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._head_size > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The headers of the request have more than {MAX_HEAD} bytes.")
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread.add(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread.remove(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.unread.remove(self.transport)
+        super().connection_lost(exc)
 
     def on_body(self, body: bytes) -> None:
         self._head_size = 0
@@ -269,6 +307,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         # After the handshake, the application closes the WebSocket when the last response has ended.
         if not self.handshake_complete:
             super().shutdown()
+
+
+def http_protocol(unread: Unread) -> type[HTTPProtocol]:
+    """Return a subclass of `HTTPProtocol` whose connections share `unread`."""
+    return type("HTTPProtocol", (HTTPProtocol,), {"unread": unread})
 
 
 def websocket_protocol(inbound: Inbound) -> type[WebSocketProtocol]:

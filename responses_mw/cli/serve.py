@@ -73,7 +73,7 @@ def _run_server(
     import uvicorn
 
     from ..app import create_app
-    from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
+    from ..asgi.listener import END_TIMEOUT, DrainingServer, Unread, http_protocol, websocket_protocol
     from ..asgi.requests import Inbound
 
     try:
@@ -90,7 +90,7 @@ def _run_server(
         app,
         host=settings.host,
         port=settings.port,
-        http=HTTPProtocol,
+        http=http_protocol(Unread(settings.limits.memory_bytes)),
         log_config=None,  # set_up_logs has configured logging
         access_log=False,
         lifespan="on",

@@ -346,6 +346,7 @@ class LimitSettings(Group):
     memory_bytes: Size = Field(
         256 * 1024**2,
         gt=0,
-        description="maximum memory of this process for each of: large request bodies being received; WebSocket messages being "
-        "received; unstored WebSocket responses (a quarter per owner); vectors of the semantic cache",
+        description="maximum memory of this process for each of: large request bodies being received; large responses not "
+        "yet read; WebSocket messages being received; unstored WebSocket responses (a quarter per owner); vectors of the "
+        "semantic cache",
     )

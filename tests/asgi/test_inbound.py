@@ -1,20 +1,22 @@
-"""What is being received takes a bounded amount of memory, however many send at a time."""
+"""What is being received, or waits to be read, takes a bounded amount of memory, however many send at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import tracemalloc
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, websocket_protocol
+from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, Unread, http_protocol, websocket_protocol
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
 from tests.support.garbage import nothing_left
@@ -170,6 +172,34 @@ async def test_a_message_takes_no_memory_once_it_is_answered_or_its_connection_i
                 await connection.wait_closed()
     finally:
         tracemalloc.stop()
+
+
+async def test_large_responses_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
+    name = "x" * 8_000_000  # which the error has twice
+    ours = start(uvicorn={"http": http_protocol(Unread(len(name)))})
+    body = json.dumps({**BODY, "reasoning": {name: 1}}).encode()
+    (first, one), (second, another) = [await asked(ours, body) for _ in range(2)]
+    assert len(await second.read()) > 2 * len(name)
+    received = b""
+    with suppress(ConnectionError):
+        received = await first.read()
+    assert len(received) < 2 * len(name)
+    for writer in (one, another):
+        writer.close()
+
+
+async def asked(ours: Ours, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request. Its response has begun, but little of it is read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    connection.setblocking(False)
+    parts = urlsplit(ours.url)
+    await asyncio.get_running_loop().sock_connect(connection, (parts.hostname, parts.port))
+    reader, writer = await asyncio.open_connection(sock=connection)
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+    return reader, writer
 
 
 def large_objects(size: int) -> int:
