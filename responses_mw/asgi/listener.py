@@ -7,7 +7,7 @@
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
-- uvicorn keeps responses until their clients have read them. This server limits the total size of large ones.
+- uvicorn keeps responses and messages until their clients have read them. This server limits the total size of large ones.
 - uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.
 - uvicorn logs an error for each refused WebSocket upgrade. This server does not.
 """
@@ -121,7 +121,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Unread:
-    """The large responses that clients have not read yet. Their total is limited to `maximum` bytes.
+    """The large responses and messages that clients have not read yet. Their total is limited to `maximum` bytes.
 
     If a new one exceeds the total, the connections that have waited for longest are aborted.
     """
@@ -144,24 +144,11 @@ class Unread:
         self._sizes.pop(transport, None)
 
 
-class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol with checks of upgrade requests, and with limits on heads, trailers and pipelined requests.
-
-    An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
-    connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
-    """
+class _Buffering(asyncio.Protocol):
+    """A protocol that counts what its client has not read yet."""
 
     unread: ClassVar = Unread(256 * 1024**2)
-    _refusal: BadRequest | None = None
-    _head_size = 0
-    """Bytes received since the last complete head or piece of a body."""
-
-    def data_received(self, data: bytes) -> None:
-        self._head_size += len(data)
-        super().data_received(data)
-        if self._head_size > MAX_HEAD and not self.transport.is_closing():
-            self.send_400_response(f"The headers of the request have more than {MAX_HEAD} bytes.")
-            self.transport.close()
+    transport: asyncio.Transport
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -174,6 +161,25 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.unread.remove(self.transport)
         super().connection_lost(exc)
+
+
+class HTTPProtocol(_Buffering, HttpToolsProtocol):
+    """uvicorn's httptools protocol with checks of upgrade requests, and with limits on heads, trailers and pipelined requests.
+
+    An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
+    connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
+    """
+
+    _refusal: BadRequest | None = None
+    _head_size = 0
+    """Bytes received since the last complete head or piece of a body."""
+
+    def data_received(self, data: bytes) -> None:
+        self._head_size += len(data)
+        super().data_received(data)
+        if self._head_size > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The headers of the request have more than {MAX_HEAD} bytes.")
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         self._head_size = 0
@@ -238,7 +244,7 @@ class HTTPProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
 
     A connection that exceeds the limit is closed with the code 1013. A connection is aborted if a large message takes
@@ -314,6 +320,6 @@ def http_protocol(unread: Unread) -> type[HTTPProtocol]:
     return type("HTTPProtocol", (HTTPProtocol,), {"unread": unread})
 
 
-def websocket_protocol(inbound: Inbound) -> type[WebSocketProtocol]:
-    """Return a subclass of `WebSocketProtocol` whose connections share `inbound`."""
-    return type("WebSocketProtocol", (WebSocketProtocol,), {"inbound": inbound})
+def websocket_protocol(inbound: Inbound, unread: Unread = _Buffering.unread) -> type[WebSocketProtocol]:
+    """Return a subclass of `WebSocketProtocol` whose connections share `inbound` and `unread`."""
+    return type("WebSocketProtocol", (WebSocketProtocol,), {"inbound": inbound, "unread": unread})

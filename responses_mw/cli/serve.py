@@ -86,17 +86,19 @@ def _run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    limits = settings.limits
+    inbound, unread = Inbound(max(limits.memory_bytes, limits.max_request_bytes)), Unread(limits.memory_bytes)
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=http_protocol(Unread(settings.limits.memory_bytes)),
+        http=http_protocol(unread),
         log_config=None,  # set_up_logs has configured logging
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
-        ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
-        ws_max_size=settings.limits.max_request_bytes,
+        ws=websocket_protocol(inbound, unread),
+        ws_max_size=limits.max_request_bytes,
         ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
         ws_per_message_deflate=False,  # compression would be the most expensive work per token
         server_header=False,

@@ -188,6 +188,22 @@ async def test_large_responses_that_wait_to_be_read_take_a_bounded_amount_of_mem
         writer.close()
 
 
+async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
+    size = 14_000_000
+    options = {"ws_per_message_deflate": False, "ws_max_size": 2 * size}
+    ours = start(uvicorn={"ws": websocket_protocol(Inbound(4 * size), Unread(size // 4)), **options})
+    frame = json.dumps({"type": "response.steer", "input": "x" * size})  # the answer has the input
+    async with opened(ours) as first, opened(ours) as second:
+        first.transport.pause_reading()
+        await first.send(frame)
+        for _ in range(2):  # at the latest, the second answer comes after that of the first connection
+            await second.send(frame)
+            assert len(await second.recv()) > size
+        first.transport.resume_reading()
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(first.recv(), 60)
+
+
 async def asked(ours: Ours, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request. Its response has begun, but little of it is read."""
     connection = socket.socket()
@@ -218,7 +234,7 @@ async def texts(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) ->
 
 def opened(ours: Ours) -> Any:
     url = ours.url.replace("http", "ws", 1) + "/v1/responses"
-    return connect(url, additional_headers={"authorization": "Bearer key"}, proxy=None)
+    return connect(url, additional_headers={"authorization": "Bearer key"}, proxy=None, max_size=None)
 
 
 def test_nothing_is_left_of_what_was_received_or_refused() -> None:
