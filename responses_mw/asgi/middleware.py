@@ -32,7 +32,7 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The open application. `routes` serves the Responses API. `jobs` is None if the server has no stored state."""
+    """The Responses API between startup and shutdown. `routes` serves it. `jobs` is None if the server has no stored state."""
 
     routes: ASGIApp
     drain: Drain

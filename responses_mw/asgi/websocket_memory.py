@@ -89,9 +89,9 @@ class Share:
         return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Store `chain`, the history that ends with `response_id`. While it is in memory, `known` contains `response_id`.
+        """Store `chain`, the history that ends with `response_id`. Add `response_id` to `known` until the chain is evicted.
 
-        If necessary, evict the owner's least recently used responses. If `chain` does not fit even then, do nothing.
+        If necessary, evict the owner's least recently used responses. If `chain` would not fit even without them, do nothing.
         """
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return

@@ -100,8 +100,9 @@ class Cache:
         """Await `gate`, then look up the answer for `key`. Raises only the errors of `gate`.
 
         If an identical request is in progress, wait for its answer for up to `MAX_WAIT` seconds, or `STREAM_WAIT` seconds if
-        `streamed`. Do not wait if `policy.read` or `policy.write` is false. The embedding is requested for `caller`. After a
-        miss, make the answer within the context manager `flight`, because identical requests may be waiting for it.
+        `streamed`. Do not wait if `policy.read` or `policy.write` is false. A semantic lookup may request an embedding with the
+        credential of `caller`. After a miss, generate the answer within the context manager `flight`, because identical
+        requests may be waiting for it.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -195,7 +196,7 @@ class Cache:
 
     @asynccontextmanager
     async def flight(self, miss: Miss) -> AsyncIterator[None]:
-        """If `miss` holds a flight, renew it until the context exits. Then release it unless `keep` has already done so."""
+        """Renew the flight of `miss`, if it has one, until the context exits. Then release it, unless `keep` has done so."""
         renewing = [self._renew(miss.key, miss.token)] if miss.token is not None else []
         try:
             async with in_background(*renewing):

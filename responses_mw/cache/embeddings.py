@@ -53,7 +53,10 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     async def embed(self, text: str, caller: Any = None) -> Vector:
-        """Request the vector of `text` for `caller`, and scale it to length 1. Raises `NoEmbedding` on every failure."""
+        """Request the vector of `text` with the credential of `caller`, and scale it to length 1.
+
+        Raises `NoEmbedding` on every failure.
+        """
         with measured_embedding(self._model):
             return await self._embed(text, caller)
 

@@ -262,10 +262,10 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """Return the article of a short question about one thing: "the", or "none" if it has no article.
+    """Return "the" or "none" (no article) for a short question about one thing, or "" for any other question.
 
-    Return "" for all other questions, including those with "a" or "an" and those about a plural. An article can change the
-    meaning: "time" is not "the time", and "light" is not "a light".
+    The result is also "" for a question with "a" or "an", or about a plural. The cache compares the results of two questions,
+    because an article can change the meaning: "time" is not "the time", and "light" is not "a light".
     """
     if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
         return ""

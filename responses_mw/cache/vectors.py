@@ -203,7 +203,7 @@ class VectorTable:
             self._free.append(row)
 
     def shrink(self, limit: int, now: int) -> None:
-        """If there are more than `limit` entries, remove all expired entries, then the oldest ones until `limit` are left."""
+        """Reduce the entries to `limit`, if there are more. Remove all expired entries first, then the oldest ones."""
         if len(self._rows) <= limit:
             return
         for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:

@@ -150,7 +150,10 @@ class Run:
             self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Return the request for the current turn, or for the first turn. `prefill` continues an interrupted message."""
+        """Return the request for the current turn, or for the first turn if none has begun.
+
+        `prefill` continues an interrupted message.
+        """
         return TurnRequest(
             self.request,
             self.caller,

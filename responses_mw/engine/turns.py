@@ -360,7 +360,7 @@ class Compaction:
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages that the model's next turn would contain, as items with ids.
+        """Return the user messages in the input of the model's next turn, as items with ids.
 
         Raises `BadRequest` if an item cannot be decrypted.
         """

@@ -1,4 +1,4 @@
-"""Setting groups and value types. Other classes receive only the groups that they use."""
+"""The groups of settings, and the types of their values. A class receives only the groups that it uses, not all settings."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Jobs:
         return await self._page(response_id, number, PAGE)
 
     async def compress(self, response_id: str) -> bool:
-        """If a response has ended, compress its log to about a twentieth of the size, and return True.
+        """Compress the log of an ended response to about a twentieth of its size, and return True.
 
         Return False if the response has not ended, or if its log has expired or is incomplete, too small or too large. Raises
         Damaged if an entry of the log is not a batch of events.

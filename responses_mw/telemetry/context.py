@@ -273,7 +273,7 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """If the run of `request` failed, log a warning with its facts and the facts in `more`."""
+    """Log a warning with the facts of `request` and those in `more`, if its run failed."""
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"

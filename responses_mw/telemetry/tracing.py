@@ -159,7 +159,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 
 @contextmanager
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
-    """Trace a job that runs in this task, and count the job as running. Yield the job's facts.
+    """Trace the job that runs in this task, and count it as running. Yield its `RequestContext`.
 
     The job has its own trace. `link_to_request` links it to the trace of the request that queued the job.
     """

@@ -97,7 +97,7 @@ class TurnSpan:
         self._end(is_broken=True)
 
     def close(self) -> None:
-        """If the span has not ended, end it as cancelled. Unlike `fail`, do not mark it as failed."""
+        """End the span as cancelled, unless it has already ended. Unlike `fail`, this does not mark the span as failed."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
             self._end(is_broken=True)

@@ -1,10 +1,10 @@
-"""The tool kind `mcp`: the checks of its parameters, the MCP servers of a run, and the permissions of their tools.
+"""The tool kind `mcp`: checks its parameters, connects to the MCP servers of a run, and permits or refuses calls.
 
 1. A request selects a server by `server_url`, or one of the operator's servers by `server_label` or `connector_id`.
 2. The operator's headers and rules apply only to the operator's servers. They never apply to a `server_url` from a request,
    even if its label is that of an operator's server.
-3. Secrets are never returned. For a background response, they are stored encrypted until it ends. Otherwise, they are not
-   stored. A request that continues a response must send them again.
+3. The secrets in a request, such as `authorization`, are never returned. They are stored only for a background response:
+   encrypted, and until it ends. A request that continues a response must send them again.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class MCPServer(ServerTool):
     async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
         """Call a tool and return its result. If the call is not permitted, return a failed result without calling the tool.
 
-        `approved` means that the user or the operator has approved the call. If the call is limited by `allowed_tools`,
-        and no list has been read yet, `list_tools` is called first. This may raise its errors.
+        `approved` is whether the user or the operator has approved the call. If `allowed_tools` restricts the tools and they
+        have not been listed yet, list them first. Raises the same errors as `list_tools`.
         """
         if self._listed is None and any(limit is not None for limit in self._limits):
             await self.list_tools()

@@ -50,9 +50,10 @@ class Tools:
     _has_logged_search: bool = field(default=False, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check the server-side tools in `tools`, and the request's `tool_choice`. Return all tools for `toolbox`.
+        """Check the server-side tools in `tools`, and the request's `tool_choice`.
 
-        Raises `BadRequest` if a tool or the choice is invalid or not supported.
+        Return the checked tools and, unchanged, all other tools. Pass them to `toolbox`. Raises `BadRequest` if a tool or the
+        choice is invalid or not supported.
         """
         checked = [
             _CLASSES[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _CLASSES else tool

@@ -108,7 +108,7 @@ class Verification:
         """The last model that answered a chat. The smallest request uses it if the upstream lists no models."""
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller is accepted, and record this in its standing. Raises the same errors as `Upstream.verify`."""
+        """Check that the upstream accepts the caller, and record that it does. Raises the same errors as `Upstream.verify`."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")

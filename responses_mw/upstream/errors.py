@@ -130,10 +130,10 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """Convert an error object in a stream or a body. The upstream sent it after a status of 200.
+    """Convert an error object that the upstream sent in a stream or a body after a status of 200.
 
-    A status between 400 and 499 in the object becomes the error's status. Otherwise, the status is 502. The error is then an
-    `UpstreamBrokeOff`, except for an object without a status whose type blames the request.
+    A status from 400 to 499 in the object becomes the error's status. Otherwise, the error's status is 502, and it is an
+    `UpstreamBrokeOff`, unless the object has no status and its type means that the request is invalid.
     """
     fault = _fault(data)
     message = fault.message or "The upstream reported an error in its stream."

@@ -2,8 +2,8 @@
 
 - A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
   the last compaction. System messages, developer messages and `additional_tools` are not replaced.
-- Some clients, such as Codex, select the messages to keep. Therefore, no message is replaced if only system, developer and user
-  messages precede the compaction.
+- Some clients, such as Codex, choose which messages to keep, and send these before the compaction. Therefore, if only system,
+  developer and user messages precede the compaction, it replaces none of them.
 - User messages at the end of the compacted items have not been answered yet. These messages are not summarized. They are
   encrypted together with the summary, and follow it unchanged.
 """

@@ -63,7 +63,7 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Splits an answer's content at tags such as `<think>`. Some servers (TGI) send reasoning and answer as one text."""
+    """Separates reasoning from the answer at tags such as `<think>`, for servers that send both as one text (TGI)."""
 
     __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 
@@ -191,7 +191,7 @@ def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
     """Return the `url_citation` annotations of an answer, in order and without overlaps.
 
     `text[start_index:end_index]` is the marker: the whole link, the URL, `[3]`, or each number of `[1, 3]`. At each
-    position of the text, the first of these rules applies:
+    position of the text, the first of these rules that matches is used:
 
     1. Code within backticks or a fence is skipped, because an index such as `items[1]` is not a citation.
     2. A Markdown link to a source is a citation. A link to anything else is skipped as a whole, including its `[1]`.

@@ -77,7 +77,7 @@ def checked(result: int) -> int:
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """Create a process namespace for the next child. If `as_user` is true, enter a new user namespace first."""
+    """Create a PID namespace for the next child process. If `as_user` is true, also create and enter a user namespace."""
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return

@@ -56,7 +56,7 @@ _REFUSED = _numbers("""
     delete_module 176 106
 """)
 
-# Refused without a process namespace. The code must not start processes, which would outlive the container. It must not access
+# Refused without a PID namespace. The code must not start processes, which would outlive the container. It must not access
 # other processes, or change files outside the container with calls that Landlock does not check.
 _REFUSED_ALONE = _numbers("""
     fork 57 -, vfork 58 -
@@ -72,7 +72,7 @@ _REFUSED_ALONE = _numbers("""
     setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16
 """)
 
-# Without a process namespace, these calls do nothing and report success, because programs that copy files or unpack archives
+# Without a PID namespace, these calls do nothing and report success, because programs that copy files or unpack archives
 # expect them to succeed. Nothing in a container depends on their effects.
 _WITHOUT_EFFECT_ALONE = _numbers("""
     chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
