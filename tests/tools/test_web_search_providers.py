@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -100,6 +101,7 @@ class Sample:
     """The default of `search.url`, or "" if the setting is required."""
 
 
+ALWAYS = {"text_decorations": "false", "result_filter": "web"}
 PLACE = {"country": "CH", "region": "Kanton Zürich", "city": "Zürich", "timezone": "Europe/Zurich"}
 SAMPLES = {
     "searxng": Sample(
@@ -109,7 +111,9 @@ SAMPLES = {
         {"authorization": "Bearer secret-key"},
         [
             (Query("wetter", place={"country": "AT", "city": "Wien"}), {"q": "wetter", "format": "json", "language": "de-AT"}),
+            (Query("a", 3, place={"country": "XK"}, thorough=True), {"q": "a", "format": "json"}),
             (Query("a", allowed=("x.com",)), {"q": "a site:x.com", "format": "json"}),
+            (Query("a", blocked=("y.com", "z.com")), {"q": "a -site:y.com -site:z.com", "format": "json"}),
             (
                 Query("a", allowed=("x.com", "y.com"), blocked=("z.com",)),
                 {"q": "a (site:x.com OR site:y.com) -site:z.com", "format": "json"},
@@ -127,6 +131,10 @@ SAMPLES = {
             (
                 Query("a", place={"country": "GB", "timezone": "Europe/London"}, thorough=True),
                 {"query": "a", "max_results": 10, "search_depth": "advanced", "country": "united kingdom"},
+            ),
+            (
+                Query("a", allowed=("x.com",)),
+                {"query": "a", "max_results": 10, "search_depth": "basic", "include_domains": ["x.com"]},
             ),
             (
                 Query("a", blocked=("y.com", "z.com")),
@@ -151,14 +159,15 @@ SAMPLES = {
         "/res/v1/web/search",
         {"x-subscription-token": "secret-key"},
         [
-            (Query("a", 3), {"q": "a", "count": "3", "text_decorations": "false", "result_filter": "web"}),
+            (Query("a", 3, place={"country": "XK"}), {"q": "a", "count": "3", **ALWAYS}),
+            (Query("a", allowed=("x.com",)), {"q": "a", "count": "10", "goggles": "$discard\n$site=x.com", **ALWAYS}),
+            (Query("a", blocked=("z.com",)), {"q": "a", "count": "10", "goggles": "$discard,site=z.com", **ALWAYS}),
             (
                 Query("a", 10, ("x.com", "y.com"), ("z.com",), PLACE, thorough=True),
                 {
                     "q": "a",
                     "count": "10",
-                    "text_decorations": "false",
-                    "result_filter": "web",
+                    **ALWAYS,
                     "goggles": "$discard\n$site=x.com\n$site=y.com\n$discard,site=z.com",
                     "country": "CH",
                     "extra_snippets": "true",
@@ -228,6 +237,16 @@ async def test_the_results_of_every_provider_are_read(provider: Open, name: str)
         ("Paris | Definition, Map, Population", "https://www.britannica.com/place/Paris"),
     ]
     assert all("capital" in one.text for one in found)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_has_queries_of_each_kind(name: str) -> None:
+    queries = [query for query, _ in SAMPLES[name].requests]
+    assert {(bool(query.allowed), bool(query.blocked)) for query in queries} == set(product([False, True], repeat=2))
+    assert any(query.thorough for query in queries)
+    countries = {query.place["country"] for query in queries if query.place}
+    assert "XK" in countries
+    assert len(countries) > 1
 
 
 @pytest.mark.parametrize(
