@@ -42,7 +42,7 @@ _CANCEL_BACKOFF = 0.05
 POLL = 2.0  # seconds without a new batch after which a response is checked, because an announcement may have been lost
 PATIENCE = 60.0  # seconds without Redis after which a stream is closed
 _PAUSE = 0.5
-_LOST = "The response was deleted, or the state store lost it."
+_LOST = "The response was deleted, or the state store lost it or its last events."
 
 
 class JobService:
@@ -264,8 +264,6 @@ class _Follower:
 
     def announce(self, batch: Batch | None) -> None:
         """Report a new `batch`, or None if the log may have new batches."""
-        if batch is not None and batch.last <= self.number and not batch.final:
-            return
         if self._waiter is None or self._waiter.done():
             self._has_news = True
         else:
@@ -327,11 +325,11 @@ class _Follower:
         """Return the last batches if the response has ended, or an empty list if the response is running."""
         number = self.number
         try:
-            last = await self._state.jobs.end(self.response_id)
+            last, has_ended = await self._state.jobs.progress(self.response_id)
         except Missing:
             return [self._failed(_LOST)]
-        if last is None:
-            return []
+        if not has_ended:  # after a loss, another worker writes other events with the numbers that were read here
+            return [self._failed(_LOST)] if last < number else []
         if last <= number:  # Redis may have lost the last events, including events that were read here
             return [self._failed(_LOST) if number > self._began else Batch(number + 1, number, b"", final=True)]
         batches = await self._page()  # the response may have ended between the two reads

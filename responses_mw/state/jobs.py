@@ -206,12 +206,12 @@ class Jobs:
                 break
         return batches
 
-    async def end(self, response_id: str) -> int | None:
-        """Return the number of the last event, or None if the response has not ended. Raises Missing if it does not exist."""
+    async def progress(self, response_id: str) -> tuple[int, bool]:
+        """Return the number of the last event, and whether the response has ended. Raises Missing if it does not exist."""
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
-        return None if job is not None else int(number) - 1
+        return int(number) - 1, job is None
 
 
 class Queue:

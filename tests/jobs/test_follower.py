@@ -83,6 +83,27 @@ async def test_a_follower_that_read_events_which_redis_lost_later_gets_a_failure
         assert await rest(stream) == []
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(state: State, number: int) -> None:
+    job = await taken(state, await create(state))
+    async with following(state) as followers:
+        stream = followers.follow(document(job.response_id), -1)
+        assert (await anext(stream)).last == 1
+        record, log = keys(job)
+        before = await state.client.command("DUMP", log)
+        await append(state, job, batch(2, 4))
+        assert (await anext(stream)).last == 4
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)  # it waits for news
+        await state.client.command("RESTORE", log, 0, before, "REPLACE")
+        await state.client.command("HSET", record, "next_seq", 2)
+        if number > 2:  # another worker has already begun, with other tokens
+            await append(state, job, batch(2, number - 1))
+        last = await asyncio.wait_for(reading, 60)
+        assert (last.first, last.last, last.final) == (5, 5, True)
+        assert b"lost" in last.data
+
+
 async def test_a_log_with_a_hole_is_not_served_as_complete(state: State, caplog: pytest.LogCaptureFixture) -> None:
     job = await taken(state, await create(state))
     for number in (2, 3, 4):
@@ -118,14 +139,14 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
 
 
-async def test_a_follower_beyond_the_last_event_gets_none(state: State) -> None:
+async def test_a_follower_beyond_the_last_event_gets_a_failure_or_after_the_end_nothing(state: State) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
-        stream = followers.follow(job.document, 5000)
-        first = await anext(stream)
-        assert first.data == b""
+        [failure] = [one async for one in followers.follow(job.document, 5000)]
+        assert b"response.failed" in failure.data
         await end(state, job, 2)
-        assert [final for *_, final in await rest(stream)] == [True]
+        [nothing] = [one async for one in followers.follow(job.document, 5000)]
+        assert (nothing.data, nothing.final) == (b"", True)
 
 
 async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State) -> None:

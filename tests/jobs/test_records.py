@@ -157,7 +157,7 @@ async def test_a_repeated_end_is_the_same_end(state: State) -> None:
     await end(state, job, 2)
     await end(state, job, 2)
     assert await numbers(state, job.response_id) == [(0, 1), (2, 2)]
-    assert await state.jobs.end(job.response_id) == 2
+    assert await state.jobs.progress(job.response_id) == (2, True)
     assert (await take(state, job.response_id)).verdict == "done"
     assert not await append(state, job, batch(3, 3))
 
@@ -301,7 +301,7 @@ async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
     with pytest.raises(Deleted):
         await end(state, job, 2)
     with pytest.raises(Missing):
-        await state.jobs.end(job.response_id)
+        await state.jobs.progress(job.response_id)
 
 
 async def test_an_append_wakes_the_followers(state: State) -> None:
@@ -345,7 +345,7 @@ async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_
     try:
         async with wire(server.port) as line, aclosing(State(connect(line.url), StateOptions(patience=20))) as distant:
             with pytest.raises(Missing):
-                await distant.jobs.end(RunIds().response)  # it is connected
+                await distant.jobs.progress(RunIds().response)  # it is connected
             line.cut_replies = 1
             response_id = await create(distant)
             assert line.cut_replies == 0
