@@ -51,6 +51,9 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (exceptions.RedisError, "the connection failed", True),
     (exceptions.RedisClusterException, "the cluster cannot be reached", True),
     (OSError, "it cannot be reached", True),
+    # Before redis-py asks for the nodes of a cluster again, it closes all connections, even while other tasks write to them.
+    (AttributeError, "it cannot be reached", True),  # from redis-py
+    (RuntimeError, "it cannot be reached", True),  # from uvloop
 )
 FAILURES = tuple(row[0] for row in _REASONS)
 # Errors that commands and scripts raise for a key of the wrong type, or with a value that this server did not write.

@@ -229,6 +229,23 @@ async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: Ope
         pytest.fail("the cluster was not served again")
 
 
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": loop}) for loop in (False, True)], ids=["asyncio", "uvloop"]
+)
+async def test_a_connection_that_another_task_closes_is_unavailable(cluster: list[Server]) -> None:
+    client = connect(cluster_url(cluster))
+    failures: list[BaseException] = []
+    for steps in range(60):
+        asking = [asyncio.create_task(client.command("GET", f"key {number}")) for number in range(50)]
+        for _ in range(steps % 20):
+            await asyncio.sleep(0)
+        await client.redis.aclose()  # as redis-py does when a node fails
+        replies = await asyncio.gather(*asking, return_exceptions=True)
+        failures += [reply for reply in replies if isinstance(reply, BaseException)]
+    await client.aclose()
+    assert {type(failure) for failure in failures} <= {StateUnavailable}
+
+
 async def test_more_requests_than_connections_wait_in_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster), max_connections=2)
     await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(60)))
