@@ -50,7 +50,7 @@ DOCS = (ROOT / "docs" / "state.md").read_text()
 def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
     """The command of the docs that makes a user who may do what is needed; of a cluster with what they name for that."""
     (line,) = [line.strip() for line in DOCS.splitlines() if line.strip().startswith("ACL SETUSER")]
-    of_cluster = re.search(r"A cluster also needs (.*?)\.", " ".join(DOCS.split()))
+    of_cluster = re.search(r"also needs (.*?)\.", " ".join(DOCS.split()))
     assert of_cluster is not None
     also = re.findall(r"`(\+[^`]+)`", of_cluster[1]) if cluster else []
     return [*line.replace("responses-mw", "app").replace(">password", f"reset on >{password}").split(), *also]
