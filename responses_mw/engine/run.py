@@ -283,6 +283,7 @@ class ActiveRun:
 
     def __exit__(self, *_: object) -> None:
         self.drain.active.discard(self)
+        self._task = None  # a cancelled task keeps its frames, which refer to this object
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

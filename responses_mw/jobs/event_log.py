@@ -42,7 +42,8 @@ class ClaimedJob:
         self.ending = False  # whether the pending events will be stored together with the response
         self.size = 0
         self.stopped: str | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.is_interrupted = False  # whether the run was stopped before its end
+        self.task: asyncio.Task[None] | None = None  # None unless the run is running
         self._pending: list[bytes] = []
         self._count = 0
 
@@ -55,11 +56,6 @@ class ClaimedJob:
     def has_grown(self) -> bool:
         """Whether this worker has produced output for the job."""
         return self.next_number + self._count > max(self.job.next_number, EVENTS_BEFORE_OUTPUT)
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the run was stopped before its end."""
-        return self.stopped is not None and self.task is not None and self.task.cancelled()
 
     @property
     def is_behind(self) -> bool:

@@ -170,11 +170,13 @@ class JobRunner:
             claimed.task.cancel()
         try:
             await asyncio.wait({claimed.task})
+            if not claimed.task.cancelled():
+                claimed.task.result()
         finally:
             claimed.task.cancel()
             await asyncio.gather(claimed.task, return_exceptions=True)
-        if not claimed.task.cancelled():
-            claimed.task.result()
+            claimed.is_interrupted = claimed.stopped is not None and claimed.task.cancelled()
+            claimed.task = None  # a failed or cancelled task keeps its frames, which refer to the job
 
     async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
         counted = 0

@@ -272,6 +272,7 @@ class IdleTimeout:
 
     def watch(self, timeout: float) -> None:
         """Limit each wait of the current task to `timeout` seconds. The limit may be up to an eighth longer."""
+        self.close()
         self._task = asyncio.current_task()
         self._timeout = timeout
         self.ticks = 0
@@ -283,11 +284,11 @@ class IdleTimeout:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 
     def close(self) -> None:
+        self._task = None  # a cancelled task keeps its frames, which refer to this object
         if self._timer:
             self._timer.cancel()
 
     def _arm(self) -> None:
-        self.close()
         self._timer = asyncio.get_running_loop().call_later(self._timeout / _TICKS, self._tick)
 
     def _tick(self) -> None:

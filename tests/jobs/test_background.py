@@ -14,6 +14,7 @@ from openai.types.responses import Response
 from responses_mw.state import responses
 from tests.jobs.conftest import SECRET
 from tests.support.echo import Echo
+from tests.support.garbage import nothing_left
 from tests.support.scripted import HELLO, Answer, Signal, completion, error, finish, text
 
 if TYPE_CHECKING:
@@ -502,6 +503,18 @@ async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
     assert cancelled.json()["output_text"] == ("Hel" if script is mid_answer else "")
     assert await streamed(here, response_id) == follower.events
     assert (await cancel(here, response_id)).json() == cancelled.json()
+
+
+@pytest.mark.parametrize("script", [prefill, mid_answer])
+async def test_a_cancelled_response_leaves_nothing_to_the_garbage_collector(
+    replica: Replica, upstream: ScriptedUpstream, script: Any
+) -> None:
+    ours, answer = replica(), script(upstream)
+    async with nothing_left():
+        response_id = (await create(ours))["id"]
+        await answer.asked.wait()
+        await cancel(ours, response_id)
+        await answer.left.wait()
 
 
 async def test_a_queued_response_that_is_cancelled_never_runs(replica: Replica, upstream: ScriptedUpstream) -> None:

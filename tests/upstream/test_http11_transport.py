@@ -14,7 +14,7 @@ import ssl
 import struct
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -748,6 +748,29 @@ async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTrans
             assert await reads(response) == [b"ok"]
             if is_diverted:  # too late, and to a function that refers to the response
                 response.extensions["divert"](partial(reads, response))
+            await response.aclose()
+            del response
+            await asyncio.sleep(0)
+            assert exchange() is None
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("is_sending", [False, True])
+async def test_an_exchange_that_fails_is_freed_with_its_error(transport: NetworkTransport, is_sending: bool) -> None:
+    async def broken(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PART)
+
+    async with listening(broken) as url:
+        gc.collect()
+        gc.disable()
+        try:
+            body: dict[str, Any] = {"stream": Body(asyncio.Event())} if is_sending else {}
+            response = await ask(transport, url, "POST", **body)
+            exchange = weakref.ref(response.stream)
+            with suppress(httpx.RemoteProtocolError, httpx.WriteError):
+                await reads(response)
             await response.aclose()
             del response
             await asyncio.sleep(0)

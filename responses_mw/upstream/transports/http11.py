@@ -159,8 +159,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._buffered = 0
         self._paused = False
         self._until_close = False
-        self._is_head = False
-        self._keeps_connection = False
+        self._is_head = self._keeps_connection = False
         self._complete = False  # the whole response has arrived
         self._over = False  # the response is complete, or the exchange failed
         self._failure: Exception | None = None
@@ -219,6 +218,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end(httpx.StreamClosed())
         if self._sender is not None:
             await asyncio.wait({self._sender})
+        self._failure, self._sender = httpx.StreamClosed(), None  # the old ones keep frames, which refer to this exchange
 
     # -- the reader ----------------------------------------------------------------------------------------------------
 
