@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,6 +61,14 @@ async def test_what_was_used_comes_back_evenly(usage: Usage) -> None:
         assert refused.retry_after <= 0.1
         await asyncio.sleep(refused.retry_after)
         refused = await usage.request(owner, 600)
+
+
+async def test_after_a_failover_to_a_clock_that_is_behind_requests_pass(usage: Usage, redis_url: str) -> None:
+    owner = random_part()
+    ahead = (time.time() + 360) * 1000  # a minute's worth was used on a clock that was 5 minutes ahead
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(f"rmw:{{l{owner}}}:rate", f"{ahead:.6f}", px=360_000)
+    assert (await usage.request(owner, 600)).passes
 
 
 async def test_owners_do_not_count_for_one_another(usage: Usage) -> None:

@@ -6,6 +6,7 @@
 local burst = tonumber(ARGV[1])
 local interval, now = 60000 / burst, now_ms()
 local tat = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)  -- theoretical arrival time
+if tat > now + 61000 then tat = now end  -- a failed primary with a clock that was ahead has set it
 local left = math.floor((60000 - (tat - now)) / interval + 1e-6)
 if left < 1 then return {0, 0, math.ceil(tat - now), math.ceil(tat - now + interval - 60000)} end
 tat = tat + interval
