@@ -7,7 +7,9 @@ holds the GIL. For example, decoding or encoding 32 MiB of JSON blocks it for ab
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,6 +26,26 @@ MAX_INLINE_BYTES = 256 * 1024
 """Maximum size in bytes of data that is processed on the event loop. Processing this much JSON takes a few milliseconds."""
 
 
+class Garbage:
+    """Runs the garbage collector each time `by_size` has processed `maximum` bytes of large messages.
+
+    Reference cycles, such as those of the MCP SDK, keep large requests. `serve` makes collections rare, but sets a maximum.
+    """
+
+    def __init__(self) -> None:
+        self.maximum = math.inf
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        self._size += size
+        if self._size >= self.maximum:
+            self._size = 0
+            gc.collect()
+
+
+GARBAGE = Garbage()
+
+
 async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `work`, which processes `size` bytes, and return its result.
 
@@ -31,6 +53,7 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
     """
     if size <= MAX_INLINE_BYTES:
         return work(*args, **kwargs)
+    GARBAGE.add(size)
     context = copy_context()
     return await asyncio.get_running_loop().run_in_executor(_executor(), lambda: context.run(work, *args, **kwargs))
 

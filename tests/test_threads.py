@@ -1,12 +1,14 @@
-"""Background tasks."""
+"""Background tasks and large messages."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from responses_mw.threads import in_background
+from responses_mw.threads import GARBAGE, MAX_INLINE_BYTES, by_size, in_background
 
 
 async def test_a_background_task_that_fails_is_logged_at_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -28,3 +30,21 @@ async def test_a_background_task_that_fails_is_logged_at_once_and_harms_nobody(c
     before = ticks
     await asyncio.sleep(0)
     assert (ticks, len(caplog.records)) == (before, 1)  # a cancelled task has not failed
+
+
+async def test_large_messages_lead_to_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GARBAGE, "maximum", 4 * MAX_INLINE_BYTES)
+    gc.disable()
+    try:
+        cycle: set[object] = set()
+        left = weakref.ref(cycle)
+        cycle.add(cycle.clear)  # a bound method refers to the set
+        del cycle
+        for _ in range(8):
+            await by_size(MAX_INLINE_BYTES, list)
+        assert left() is not None
+        for _ in range(4):
+            await by_size(MAX_INLINE_BYTES + 1, list)
+        assert left() is None
+    finally:
+        gc.enable()

@@ -32,6 +32,7 @@ from ..state import without_credentials
 from ..telemetry.context import log_facts
 from ..telemetry.instruments import METRICS_DIRECTORY, forget_process
 from ..telemetry.setup import set_up_logs, set_up_sdk
+from ..threads import GARBAGE
 from ..version import VERSION
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def _run_server(
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     limits = settings.limits
+    GARBAGE.maximum = 4 * limits.memory_bytes  # a request is processed about five times; a collection may take 0.2 s
     inbound, unread = Inbound(max(limits.memory_bytes, limits.max_request_bytes)), Unread(limits.memory_bytes)
     config = uvicorn.Config(
         app,
