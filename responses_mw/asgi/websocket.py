@@ -160,7 +160,8 @@ class WebSocketConnection:
     async def _close(self, code: int, error: APIError) -> None:
         try:
             await self._send_error(error, None)
-            await self.send({"type": "websocket.close", "code": code})
+            if not self._open.cancel_called:
+                await self.send({"type": "websocket.close", "code": code})
         except OSError:
             logger.debug("the client disconnected")
         self._open.cancel()
@@ -277,6 +278,8 @@ class WebSocketConnection:
         await self._send_data({"type": "error", "status": error.status, "error": members}, lane)
 
     async def _send_data(self, data: dict[str, Any], lane: str | None) -> None:
+        if self._open.cancel_called:  # ASGI forbids messages after `websocket.close`
+            return
         text = orjson.dumps(data if lane is None else {**data, "stream_id": lane}).decode()
         await self.send({"type": "websocket.send", "text": text})
 

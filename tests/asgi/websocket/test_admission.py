@@ -92,3 +92,22 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
     assert '"status":500' in sent[1]
     assert len(runner.asked) == 1
     assert held.evicted == ["resp_1"]  # by the response that failed, not by the one that was not begun
+
+
+async def test_a_frame_that_arrives_as_the_connection_is_closed_gets_no_reply() -> None:
+    runner, closed, sent = Failing(), anyio.Event(), list[str]()
+
+    async def receive() -> Message:
+        await closed.wait()  # the frame has arrived before the connection is cancelled
+        return {"type": "websocket.receive", "text": '{"type": "response.create", "input": "Hi"}'}
+
+    async def send(message: Message) -> None:
+        assert "websocket.close" not in sent, "as uvicorn requires"
+        sent.append(message["type"])
+        if sent[-1] == "websocket.close":
+            closed.set()
+
+    context, scope = SimpleNamespace(runner=runner, settings=make_settings()), {"type": "websocket", "headers": []}
+    runner.drain.begun.set()
+    await WebSocketConnection(context, Watched(), SHARE, Caller(), scope, receive, send).run()  # type: ignore[arg-type]
+    assert sent == ["websocket.send", "websocket.close"]
