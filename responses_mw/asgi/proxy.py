@@ -304,7 +304,11 @@ class PassablePaths:
 
 
 def check_path(path: bytes) -> None:
-    """Check that every server resolves `path` to the same path. Raises `BadRequest` if some servers may not."""
+    """Raise `BadRequest` if `path` is ambiguous, because servers could resolve it differently.
+
+    A path is ambiguous if it does not start with a slash, has a control character or a `.` or `..` segment in any encoding, or
+    is percent-encoded more than twice.
+    """
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")
     for _ in range(_MAX_DECODINGS):

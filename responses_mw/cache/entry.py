@@ -8,13 +8,13 @@ A request is cacheable only if all of these are true:
 - Its last item is a user message with exactly one text part, which is not blank.
 - The model cannot call a tool, including tools that the history defines, and no item answers an MCP approval request.
 - The history contains only text, because the content behind a URL may change.
-- It asks neither for a background response nor for log probabilities or `enable_response_messages`.
+- It does not ask for a background response, log probabilities or `enable_response_messages`.
 
-An answer is stored only if it consists of reasoning and plain text. Of the question, only hashes and the vector are stored. A
-record has one of two forms:
+An answer is stored only if it consists of reasoning and plain text. The text of the user message is not stored, only its hashes
+and its vector. A record has one of two forms:
 
     C<json>       unencrypted
-    S<envelope>   sealed with `auth.secret_keys`, bound to this entry of this owner
+    S<envelope>   sealed with `auth.secret_keys`, and valid only for this entry and its owner
 """
 
 from __future__ import annotations

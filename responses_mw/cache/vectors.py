@@ -1,8 +1,8 @@
 """Search for the entries of a partition that are nearest to a vector.
 
-Each process keeps the vectors of the partitions that it has searched in memory. Before each search, it reads the vectors added
-since the previous one. Therefore, the search is exact and needs no Redis module. Vectors have length 1. In Redis, they are
-float16.
+Each process has an in-memory copy of the vectors in the partitions that it has searched. Before each search, it reads the
+vectors that were added since the last search. The search is therefore exact and needs no Redis module. Vectors are normalized
+to unit length. In Redis, they are stored as float16.
 """
 
 from __future__ import annotations

@@ -147,9 +147,9 @@ class Runner:
     async def check(self, run: Run) -> None:
         """Check a background `run` before it is queued.
 
-        Raises `BadRequest` if the run has too many tools, its items do not fit together, or the upstream's API cannot express
-        them. Runs with server-side tools or compaction are not checked, because that requires calls to the tools or the model.
-        Errors of the upstream are ignored.
+        Raises `BadRequest` if the run has too many tools, if its calls and outputs do not match, or if the upstream's API
+        cannot express the request. Runs with server-side tools or compaction are not checked, because the check would have to
+        call the tools or the model. Errors of the upstream are ignored.
         """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return

@@ -204,7 +204,7 @@ def final_batch(document: Document, number: int) -> Batch:
 
 
 async def clean_up(state: State, response_id: str) -> None:
-    """Remove a job that has ended from the queue, and compress its log. Raises `StateUnavailable` if the removal fails."""
+    """Remove a finished job from the queue, and compress its log. Raises `StateUnavailable` if the removal fails."""
     await state.queue.drop(response_id)
     try:
         await state.jobs.compress(response_id)

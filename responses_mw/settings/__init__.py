@@ -220,7 +220,8 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint such as ` (did you mean redis.url?)`, or "" if no name in `known` is similar to `name`.
 
-    If exactly one name in `known` consists of a group and `name`, or begins with `name`, the hint suggests it.
+    If exactly one name in `known` extends `name`, the hint suggests it: `redis.url` extends `url`, and `limits.memory_bytes`
+    extends `limits.memory`. Otherwise, the hint suggests the most similar name.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

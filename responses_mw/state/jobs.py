@@ -116,10 +116,10 @@ class Jobs:
         return taken
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool | None]:
-        """Extend the leases to `lease` seconds from now. Return for each pair of response id and token whether that succeeded.
+        """Extend each lease in `holds` (response id and token) to `lease` seconds from now. Return a result for each lease.
 
-        False means that another process has leased the job, or that the job has ended, was deleted or is damaged. None means
-        that the job's server is unavailable.
+        True means that the lease was extended. False means that another process has leased the job, or that the job has ended,
+        was deleted or is damaged. None means that the Redis server of the job is unavailable.
         """
         calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         replies = await self._client.scripts(_RENEW, calls, contained=True)
@@ -256,7 +256,7 @@ class Queue:
             await self._client.script(_RENEW_LEASES, [QUEUE], [_ms(lease), *jobs])
 
     async def drop(self, job: str) -> None:
-        """Remove a job that has ended from the queue and from its owner's usage."""
+        """Remove a job from the queue, and from its owner's count of background responses."""
         owner: bytes | None = None
         with suppress(Damaged):  # the worker that claims the job next removes it
             owner = await self._client.script(_DROP, [QUEUE], [job])

@@ -129,7 +129,7 @@ class RequestContext:
         return {name: value for name, value in attributes.items() if value}
 
     def facts(self) -> dict[str, Any]:
-        """Return the known facts for log records. They contain no text of the request or the response."""
+        """Return the facts for log records, without those that are unset. They contain no prompts, answers or tool data."""
         details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
         facts: dict[str, Any] = {
             "outcome": self.outcome,

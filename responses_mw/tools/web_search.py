@@ -118,7 +118,7 @@ class WebSearch(ServerTool):
             await self.provider.aclose()
 
     async def call(self, arguments: str) -> ToolResult:
-        """Search for the `query` in `arguments`. The result has the members `action`, `results` and, if failed, `error`."""
+        """Search for the `query` in `arguments`. The result has `action`, `results` and, after a failure, `error`."""
         assert self.provider is not None
         action, text = _action(arguments), _query(arguments)
         if text is None:

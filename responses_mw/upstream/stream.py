@@ -307,7 +307,8 @@ _NO_RESPONSE = "The upstream's answer is not a response."
 class ResponsesStream(ChatStream):
     """A `ChatStream` that returns the events of a Responses API instead of chat chunks.
 
-    A whole document is returned as a terminal event. After a terminal event, `done` is true and nothing more is read.
+    If the upstream answers with one JSON document instead of a stream, the document is returned as a terminal event. After a
+    terminal event, `done` is true and nothing more is read.
     """
 
     _reads_texts = False

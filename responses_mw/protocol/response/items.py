@@ -1,4 +1,4 @@
-"""Write the items of a response one after the other, and decide which calls of a turn the response contains."""
+"""Build the items of a response one at a time, and decide which calls of a turn to include in the response."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ _HASH_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How calls of one function appear as items and in events."""
+    """The items and events that represent the calls of one function in the response."""
 
     item: str  # type of the item
     # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
-    argument: str | None = None  # argument that holds the text of the item, or None if the text is all arguments as JSON
+    argument: str | None = None  # argument that becomes the item's text, or None if all arguments do, as JSON
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
     begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
     runs: tuple[str, ...] = ()  # events when execution starts

@@ -146,8 +146,9 @@ def hide() -> None:
 def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
 
-    `own_count` means that the kernel counts the container's processes separately. Otherwise, `max_processes` is not applied.
-    `own_user` means that the container runs as a user of its own. `disk_bytes` is applied by `enter_root`, not here.
+    If `own_count` is false, `max_processes` is not applied, because the kernel would also count the user's other processes. If
+    `own_user` is false, the processes of the sandbox itself, which run as the same user, are added to it. `disk_bytes` is
+    applied by `enter_root`, not here.
     """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
     if own_count:
