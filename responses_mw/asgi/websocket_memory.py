@@ -22,6 +22,7 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
 from ..telemetry.metrics import WEBSOCKETS_OPEN
+from ..threads import by_size
 
 _POINTER = 8
 """Memory in bytes of a list entry."""
@@ -163,7 +164,8 @@ class ConnectionHistory(History):
             document["store"] = False
         await super().commit(context, document, gate)
         if not document["store"] and document["status"] in ("completed", "incomplete"):
-            self._hold(context, document["id"], [*context.input, *document["output"]])
+            turn = [*context.input, *document["output"]]
+            self._share.hold(document["id"], await by_size(context.size, _continued, context.chain, turn), self._own)
 
     def evict(self, response_id: str) -> None:
         """Remove a response from memory, if it is an unstored response of this connection."""
@@ -186,14 +188,14 @@ class ConnectionHistory(History):
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found")
         return await super()._chain(request, owner)
 
-    def _hold(self, context: RunContext, response_id: str, turn: Sequence[Item]) -> None:
-        chain = context.chain
-        before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(memory(chain.items, chain.size))]
-        size = len(orjson.dumps(turn))
-        held = UnstoredChain(
-            tag=chain.tag,
-            items=[*chain.items, *turn],
-            size=chain.size + size,
-            blocks=(*before, Block(memory(turn, size))),
-        )
-        self._share.hold(response_id, held, self._own)
+
+def _continued(chain: Chain, turn: Sequence[Item]) -> UnstoredChain:
+    """Return `chain` with the items of `turn`, which are not stored."""
+    before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(memory(chain.items, chain.size))]
+    size = len(orjson.dumps(turn))
+    return UnstoredChain(
+        tag=chain.tag,
+        items=[*chain.items, *turn],
+        size=chain.size + size,
+        blocks=(*before, Block(memory(turn, size))),
+    )

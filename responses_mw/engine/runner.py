@@ -126,7 +126,7 @@ class Runner:
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
             if compaction.is_asked(run.context.input):
-                return await self._backend.count(self._compaction.summary_run(run).turn_request())
+                return await self._backend.count((await self._compaction.summary_run(run)).turn_request())
             try:
                 await self.turns.offer_tools(run)
                 return await self._backend.count(run.turn_request())
@@ -138,7 +138,7 @@ class Runner:
         """Compact the history and input of `request`, and return a `response.compaction`. Raises `APIError` if that fails."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
-            messages = self._compaction.user_messages(run)
+            messages = await self._compaction.user_messages(run)
             run.compacted = await self._compaction.compact(run)
         add_compaction(run)
         end_run({**run.document, "status": "completed"}, turns=1)

@@ -36,6 +36,7 @@ from ..settings.groups import CompactionSettings
 from ..state import Chain
 from ..telemetry.context import report_continuation
 from ..telemetry.metrics import UPSTREAM_WAITS
+from ..threads import by_size
 from ..tools.toolbox import Toolbox
 from ..upstream.backend import COMPACTION, Backend, OpenTurn
 from .history import NO_HISTORY, RunContext
@@ -337,15 +338,14 @@ class Compaction:
         threshold = compaction.threshold_of(run.request)
         if threshold is None or is_awaited:
             return None
-        turn = run.turn_request()
-        items = self._backend.items(turn)
-        if not compaction.can_shrink(items) or not await self._backend.exceeds(turn, items, threshold):
+        items = await self._items(run)
+        if not compaction.can_shrink(items) or not await self._backend.exceeds(run.turn_request(), items, threshold):
             return None
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
         """Return a compaction of all items that the model would see in the next turn. Raises `APIError` on failure."""
-        inner = self.summary_run(run)
+        inner = await self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
                 pass
@@ -355,32 +355,35 @@ class Compaction:
         summary = _text(inner.document)
         if not summary:
             raise UpstreamError("The upstream's model was asked for a summary but returned no text.")
-        _, waiting = compaction.split_history(self._backend.items(run.turn_request()))
+        _, waiting = compaction.split_history(await self._items(run))
         sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
-    def user_messages(self, run: Run) -> list[Item]:
+    async def user_messages(self, run: Run) -> list[Item]:
         """Return the user messages in the input of the model's next turn, as items with ids.
 
         Raises `BadRequest` if an item cannot be decrypted.
         """
-        seen = self._backend.items(run.turn_request())
-        messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
+        messages = [item for item in await self._items(run) if item["type"] == "message" and item["role"] == "user"]
         # Messages from the envelope of an earlier compaction have no ids.
         return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
 
-    def summary_run(self, run: Run) -> Run:
+    async def summary_run(self, run: Run) -> Run:
         """Return the run that writes the summary. Raises `BadRequest` if items cannot be decrypted or summarized."""
-        matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
+        matter, _ = compaction.split_history(await self._items(run))
         items = [*matter, user_message(self._settings.prompt or PROMPT)]
         request = compaction.summary_request(run.request)
         ids, owner = RunIds(), run.context.owner
-        context = RunContext(Chain.new(), ids, items, owner, run.context.token)
+        context = RunContext(Chain.new(), ids, items, owner, run.context.token, run.context.size)
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
         assembler = self._backend.builder(request, created, ids, owner, frozenset())
         return Run(request, run.caller, run.model, context, assembler, NO_HISTORY, results=run.results)
+
+    async def _items(self, run: Run) -> list[Item]:
+        turn = run.turn_request()
+        return await by_size(turn.size, self._backend.items, turn)
 
 
 def _text(answer: Document) -> str:

@@ -229,10 +229,10 @@ class ResponsesBackend(Backend):
         return plain if item.get("content") else {**plain, "content": [{"type": "reasoning_text", "text": text}]}
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
-        return await self._open(turn, await self._body(turn, self.items(turn)), "openai", self._upstream.responses)
+        return await self._open(turn, await self._whole_body(turn), "openai", self._upstream.responses)
 
     async def count(self, turn: TurnRequest) -> int:
-        return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
+        return await count_input(self._upstream, await self._whole_body(turn), turn.caller)
 
     async def check(self, turn: TurnRequest) -> None:
         pass  # the upstream checks the request
@@ -243,6 +243,9 @@ class ResponsesBackend(Backend):
         if len(encoded) <= tokens and not any(kind in encoded for kind in _NOT_TEXT):  # a token has at least one byte
             return False
         return await count_input(self._upstream, body, turn.caller) > tokens
+
+    async def _whole_body(self, turn: TurnRequest) -> dict[str, Any]:
+        return await self._body(turn, await by_size(turn.size, self.items, turn))
 
     async def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
         if any(map(_is_summary, items)) and (await self._upstream.dialect(turn.caller)).reasoning_field:

@@ -123,6 +123,22 @@ async def test_large_objects_are_read_beside_the_event_loop(upstream: ScriptedUp
             assert min(pauses) < MOST
 
 
+async def test_a_large_history_is_compacted_beside_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+    parts = [{"type": "input_text", "text": "a"}] * 330_000
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
+    async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
+        upstream.whole(_chunk())
+        stored = (
+            await http.post("/v1/responses", json={"model": "tiny", "input": [{"role": "user", "content": parts}]})
+        ).json()
+        trigger = [{"type": "compaction_trigger"}]
+        request = {"model": "tiny", "input": trigger, "store": False, "previous_response_id": stored["id"]}
+        pauses = [await _pause_of(lambda: _created(http, request, upstream))]
+        while min(pauses) >= MOST and len(pauses) < 3:
+            pauses.append(await _pause_of(lambda: _created(http, request, upstream)))
+        assert min(pauses) < MOST
+
+
 async def _created(http: httpx.AsyncClient, request: dict[str, Any], upstream: ScriptedUpstream) -> httpx.Response:
     upstream.whole(_chunk())
     return await http.post("/v1/responses", json=request)
