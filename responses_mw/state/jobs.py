@@ -78,7 +78,7 @@ class Jobs:
         keys, packed = [address.record, address.tombstone], await by_size(len(job), pack, job)
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
         size += len(credential) + len(start.data)
-        write = Write(_CREATE, address, keys, args, owner, f"r{address.random}", size, ttl=self._ttl)
+        write = Write(_CREATE, address, keys, args, owner, f"r{address.random}", size)
         if await self._writer.write(write) == b"deleted":  # by a worker that claimed the job too early
             raise Deleted("Response", document["id"])
 

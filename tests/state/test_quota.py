@@ -11,9 +11,9 @@ import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import Script, load
-from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateOptions, connect
+from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateOptions, StateUnavailable, connect
 from responses_mw.state.client import Args
-from responses_mw.state.writes import Write, Writer
+from responses_mw.state.writes import UNSETTLED, Write, Writer
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
 from tests.support.valkey import wire
 
@@ -270,6 +270,20 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
     assert await used(counting) == before
     await continued(counting, response, "on")
     assert await used(counting) > before + 20_000
+
+
+async def test_a_background_response_that_could_not_be_created_counts_for_an_hour(
+    limited: RateLimitMiddleware, valkey: Server, server: Plain
+) -> None:
+    async with wire(valkey.port) as line:
+        distant = limited(MANY, url=line.url, patience=0)
+        await distant.quota.check(ALICE, 0)  # it is connected, and Redis knows the script
+        line.cut_replies = MANY  # the reservation is executed, and then nothing
+        document = {"id": RunIds().response, "status": "queued"}
+        with pytest.raises(StateUnavailable):
+            await distant.jobs.create(document, {"model": "m"}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
+    [(_, expiry)] = server.zrange(f"rmw:{{b{ALICE}}}:expires", 0, -1, withscores=True)
+    assert expiry - 1000 * server.time()[0] <= UNSETTLED + 1000
 
 
 async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservation_back(counting: State) -> None:
