@@ -31,6 +31,7 @@ from websockets.frames import Frame
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
+from ..telemetry.context import WarningLimit
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
 from .requests import MESSAGE_TIMEOUT, UNCOUNTED, Inbound, Receiving
@@ -128,20 +129,26 @@ class Unread:
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
-        self._sizes: dict[asyncio.Transport, int] = {}
+        self._waiting: dict[asyncio.Transport, None] = {}  # an ordered set
+        self._warnings = WarningLimit()
 
     def add(self, transport: asyncio.Transport) -> None:
         """Count the data that `transport` has buffered, unless it is little, as for any slow stream."""
-        size = transport.get_write_buffer_size()
-        if size > 2 * UNCOUNTED:
-            self._sizes[transport] = size
-            while sum(self._sizes.values()) > self._maximum and len(self._sizes) > 1:
-                oldest = next(iter(self._sizes))
-                self.remove(oldest)
-                oldest.abort()
+        if transport.get_write_buffer_size() > 2 * UNCOUNTED:
+            self._waiting[transport] = None
+            while len(self._waiting) > 1 and sum(one.get_write_buffer_size() for one in self._waiting) > self._maximum:
+                self._abort(next(iter(self._waiting)))
 
     def remove(self, transport: asyncio.Transport) -> None:
-        self._sizes.pop(transport, None)
+        self._waiting.pop(transport, None)
+
+    def _abort(self, transport: asyncio.Transport) -> None:
+        self.remove(transport)
+        level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
+        reason = f"the data that clients have not read exceeds limits.memory_bytes ({self._maximum})"
+        client, size = transport.get_extra_info("peername"), transport.get_write_buffer_size()
+        logger.log(level, "closing the connection of %s, which has not read %d bytes: %s", client, size, reason)
+        transport.abort()
 
 
 class _Buffering(asyncio.Protocol):

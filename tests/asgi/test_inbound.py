@@ -188,6 +188,38 @@ async def test_large_responses_that_wait_to_be_read_take_a_bounded_amount_of_mem
         writer.close()
 
 
+class Waiting(asyncio.Transport):
+    """A transport with `size` bytes that its client has not read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1234)})
+        self.size = size
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    unread, first, second, third = (
+        Unread(25_000_000),
+        Waiting(20_000_000),
+        Waiting(20_000_000),
+        Waiting(20_000_000),
+    )
+    unread.add(first)
+    first.size = 2_000_000
+    unread.add(second)
+    assert not first.is_aborted
+    unread.add(third)
+    assert (first.is_aborted, second.is_aborted, third.is_aborted) == (True, True, False)
+    assert "closing the connection of ('192.0.2.1', 1234), which has not read 2000000 bytes" in caplog.text
+    assert len(caplog.messages) == 1  # a warning for each would be a flood
+
+
 async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
     size = 14_000_000
     options = {"ws_per_message_deflate": False, "ws_max_size": 2 * size}
