@@ -42,7 +42,8 @@ _CANCEL_BACKOFF = 0.05
 POLL = 2.0  # seconds without a new batch after which a response is checked, because an announcement may have been lost
 PATIENCE = 60.0  # seconds without Redis after which a stream is closed
 _PAUSE = 0.5
-_LOST = "The response was deleted, or the state store lost it or its last events."
+_LOST = "The response was deleted, or the state store lost it."
+_REWOUND = "Redis lost its last events"
 
 
 class JobService:
@@ -329,9 +330,9 @@ class _Follower:
         except Missing:
             return [self._failed(_LOST)]
         if not has_ended:  # after a loss, another worker writes other events with the numbers that were read here
-            return [self._failed(_LOST)] if last < number else []
+            return [self.broken(_REWOUND)] if last < number else []
         if last <= number:  # Redis may have lost the last events, including events that were read here
-            return [self._failed(_LOST) if number > self._began else Batch(number + 1, number, b"", final=True)]
+            return [self.broken(_REWOUND) if number > self._began else Batch(number + 1, number, b"", final=True)]
         batches = await self._page()  # the response may have ended between the two reads
         if not batches and first:
             message = f"The events of response '{self.response_id}' have expired; the response itself can still be retrieved."

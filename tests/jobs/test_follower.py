@@ -84,7 +84,9 @@ async def test_a_follower_that_read_events_which_redis_lost_later_gets_a_failure
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
-async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(state: State, number: int) -> None:
+async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(
+    state: State, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
         stream = followers.follow(document(job.response_id), -1)
@@ -102,6 +104,7 @@ async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(state: St
         last = await asyncio.wait_for(reading, 60)
         assert (last.first, last.last, last.final) == (5, 5, True)
         assert b"lost" in last.data
+        assert "cannot be followed beyond event 4: Redis lost its last events" in caplog.text
 
 
 async def test_a_log_with_a_hole_is_not_served_as_complete(state: State, caplog: pytest.LogCaptureFixture) -> None:
