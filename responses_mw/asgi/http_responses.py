@@ -20,7 +20,7 @@ from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings.groups import ServerSettings
 from ..state import Batch
 from ..telemetry.context import annotate
-from ..threads import in_background
+from ..threads import background_task
 from .telemetry import TelemetryMiddleware
 
 if TYPE_CHECKING:
@@ -131,9 +131,12 @@ class EventResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = anyio.CancelScope()
-        async with in_background(cancel_on_disconnect(receive, reply)):  # a task group would wrap exceptions of the reply
+        watching = background_task(cancel_on_disconnect(receive, reply))  # a task group would wrap exceptions of the reply
+        try:
             with reply:
                 await self._reply(scope, receive, send)
+        finally:
+            watching.cancel()
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._run):

@@ -226,14 +226,15 @@ class Upstream:
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
-            headers["content-type"] = "application/json"
-        timeout = {"connect": CONNECT_TIMEOUT}
+            headers |= {"content-type": "application/json", "content-length": str(len(content))}
         # Headers were decoded as Latin-1, because a caller's headers may contain any byte.
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
-        request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
-        if caller.scope is not None:
-            request.extensions["asgi_scope"] = caller.scope
+        extensions = {"timeout": {"connect": CONNECT_TIMEOUT}, "asgi_scope": caller.scope}
+        # With `content` instead of `stream`, httpx would make the headers a second time.
+        request = httpx.Request(
+            method, url, headers=[(b"host", url.netloc), *encoded], stream=httpx.ByteStream(content), extensions=extensions
+        )
         began = time.monotonic()
         async with asyncio.timeout(self._settings.timeout):
             response = await self.transport.handle_async_request(request)
