@@ -36,6 +36,9 @@ from ..threads import GARBAGE
 from ..version import VERSION
 
 if TYPE_CHECKING:
+    import uvicorn
+
+    from ..app import ResponsesMiddleware
     from ..asgi.listener import DrainingServer
 
 logger = logging.getLogger(__name__)
@@ -71,11 +74,8 @@ def _run_server(
     `started` is called in the event loop when the server is listening. Its arguments are the server and the facts for the start
     message. If `listener` is None, the server opens its own socket.
     """
-    import uvicorn
-
     from ..app import create_app
-    from ..asgi.listener import END_TIMEOUT, DrainingServer, Unread, http_protocol, websocket_protocol
-    from ..asgi.requests import Inbound
+    from ..asgi.listener import DrainingServer
 
     try:
         set_up_sdk()
@@ -87,10 +87,28 @@ def _run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    GARBAGE.maximum = 4 * settings.limits.memory_bytes  # a request is processed about five times; a collection may take 0.2 s
+
+    def announce_start() -> None:
+        application = app.application
+        assert application is not None
+        started(server, summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None))
+
+    server = DrainingServer(_uvicorn_config(settings, app), app, settings.server.drain_timeout, announce_start)
+    server.run([listener] if listener is not None else None)
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
+
+
+def _uvicorn_config(settings: ServeSettings, app: ResponsesMiddleware) -> uvicorn.Config:
+    import uvicorn
+
+    from ..asgi.listener import END_TIMEOUT, Unread, http_protocol, websocket_protocol
+    from ..asgi.requests import Inbound
+
     limits = settings.limits
-    GARBAGE.maximum = 4 * limits.memory_bytes  # a request is processed about five times; a collection may take 0.2 s
     inbound, unread = Inbound(max(limits.memory_bytes, limits.max_request_bytes)), Unread(limits.memory_bytes)
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -106,16 +124,6 @@ def _run_server(
         server_header=False,
         date_header=False,
     )
-
-    def announce_start() -> None:
-        application = app.application
-        assert application is not None
-        started(server, summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None))
-
-    server = DrainingServer(config, app, settings.server.drain_timeout, announce_start)
-    server.run([listener] if listener is not None else None)
-    if not server.started:
-        sys.exit(STARTUP_FAILURE)
 
 
 def allow_open_files() -> None:
