@@ -85,7 +85,9 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
 
 def _parse_header(value: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for directive in (value or "").split(";"):
+    if not value:
+        return options
+    for directive in value.split(";"):
         name, equals, text = (piece.strip().lower() for piece in directive.partition("="))
         if name in MODES and not equals:
             options["mode"] = name

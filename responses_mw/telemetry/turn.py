@@ -144,7 +144,9 @@ _ALWAYS = frozenset(_COUNTS[:2])
 
 def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the token counts of `document` in the order of `_COUNTS`."""
-    usage = document.get("usage") or {}
+    usage = document.get("usage")
+    if not usage:
+        return (0,) * len(_COUNTS)
     details_in, details_out = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
     counts = (usage.get("input_tokens"), usage.get("output_tokens"))
     return tuple(count or 0 for count in (*counts, details_in.get("cached_tokens"), details_out.get("reasoning_tokens")))

@@ -98,8 +98,10 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _count(holder: Any, *names: str) -> int:
-    given = (holder.get(name) for name in names) if isinstance(holder, dict) else ()
-    return next(filter(_is_count, given), 0)
+    for name in names:
+        if isinstance(holder, dict) and _is_count(count := holder.get(name)):
+            return count
+    return 0
 
 
 def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
