@@ -31,8 +31,11 @@ logger = logging.getLogger(__name__)
 Batches = AsyncGenerator[Any, None]
 """Batches of events, from a run or from the log of a background response."""
 
-KEEP_ALIVE_INTERVAL = 15.0
-"""Seconds between two checks of a stream. If nothing was sent in between, a comment or a `keepalive` event is sent."""
+KEEP_ALIVE_INTERVAL = 7.5
+"""Seconds between two checks of a stream. If nothing was sent in between, a comment or a `keepalive` event is sent.
+
+A silence thus lasts at most twice as long, 15 s.
+"""
 
 BODY_WRITER = "responses_mw.body_writer"
 """The key in a request's scope under which the standalone server stores a `BodyWriter`.
