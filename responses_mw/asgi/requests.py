@@ -52,7 +52,10 @@ _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 @dataclass
 class Inbound:
-    """The total `size` of the bodies or WebSocket messages that are being received, limited to `maximum` bytes."""
+    """A limit on the bodies or WebSocket messages that are being received together. `Receiving` enforces it.
+
+    `size` is their number of bytes so far, without the first `UNCOUNTED` bytes of each. `maximum` is the limit on `size`.
+    """
 
     maximum: int
     size: int = 0
@@ -168,7 +171,7 @@ class Reader:
 
 
 async def next_message(receive: Receive) -> Message:
-    """Return the next ASGI message of a request body. Raises `RequestTimeout` after `BODY_TIMEOUT` seconds."""
+    """Return the next ASGI message of a request body. Raises `RequestTimeout` if none arrives for `BODY_TIMEOUT` seconds."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await receive()

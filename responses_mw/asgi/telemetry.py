@@ -189,7 +189,7 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
 
 
 def _report(request: RequestContext, status: int, duration: float) -> None:
-    """Add the response to the metrics, log a warning if its run failed, and log the access line."""
+    """Add the response to the metrics, log a warning if the request failed, and log the access line."""
     count_response(request, "websocket" if not request.method else "stream" if request.streams else "json")
     report_failure(request)
     method, route = request.method or "WS", request.route or "-"  # never the path, whose ids would be logged

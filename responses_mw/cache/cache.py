@@ -1,11 +1,12 @@
 """The response cache: look up answers, store them, and make an answer only once if identical requests arrive together.
 
 1. Every failure is treated as a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. The exact lookup comes first. Without an exact hit, the text is embedded. The answer to another request in the same
-   partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
-3. Without an exact hit, the first request makes the answer. Identical requests on any replica wait for it, up to a timeout.
-   Meanwhile, the first request holds a lock in Redis, the *flight*. The flight is renewed while the answer is made, and
-   released at the end, even after an error. Requests with `refresh` or `no_store` neither wait nor hold a flight.
+2. The exact lookup comes first. Without an exact hit, the text is embedded in mode `semantic`. The answer to another request
+   in the same partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
+3. The first of several identical requests without an exact hit takes a lock in Redis, the *flight*. The others, on any replica,
+   wait for its answer, up to a timeout. The flight is renewed while the answer is made. It is released after a semantic hit,
+   when the answer is cached, or when the request ends, even after an error. Requests with `refresh` or `no_store` neither wait
+   nor hold a flight.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup.
 """
 

@@ -88,8 +88,8 @@ def key_of(
 ) -> Key | Uncacheable:
     """Return the key of `request`, or the reason why the request is not cacheable.
 
-    `items` is everything that the model sees, with the input last. `model` is the upstream's name for the model. `headers` are
-    the forwarded headers. `deployment` distinguishes upstreams.
+    `items` are all items that the model sees: the history, then the input. `model` is the upstream's name for the model.
+    `headers` are the forwarded headers. `deployment` identifies everything besides the request that affects the answer.
     """
     if cause := _obstacle(request, items):
         return Uncacheable(f"uncacheable:{cause}")

@@ -140,9 +140,9 @@ def tokens(text: str) -> list[Word]:
 
 
 def literals(text: str) -> list[str]:
-    """Return the words that must match exactly: paths, identifiers, options, addresses and abbreviations.
+    """Return the words that must match exactly, such as paths, options, addresses, identifiers, abbreviations, 3.5 and 50%.
 
-    Names that are written with or without capitals (iPhone, iphone) are not included.
+    Names and abbreviations that may be written without capitals (iPhone, NASA) are not included.
     """
     found = []
     for chunk in text.split():

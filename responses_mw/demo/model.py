@@ -53,7 +53,7 @@ def _make_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text, or only the first without parallel calls."""
+    """Return the tools whose names share a word with the user's text. Without parallel calls, return only the first one."""
     said = _keywords(request.user_text)
     tools = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     return tools if request.parallel_tool_calls is not False else tools[:1]

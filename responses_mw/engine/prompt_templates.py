@@ -73,7 +73,7 @@ class _Template:
 
 
 class _Prompt(NamedTuple):
-    """One prompt: a template for each version. `current` is the version for requests that name none."""
+    """One prompt: a template for each version. `current` is the version to use if a request names none."""
 
     versions: Mapping[str, _Template]
     current: str

@@ -387,6 +387,6 @@ class Compaction:
 
 
 def _text(answer: Document) -> str:
-    """Return the text of an answer, or the reasoning of an answer without text."""
+    """Return the text of an answer or, if it has no text, its reasoning."""
     reasoning = "\n".join(reasoning_text(item) for item in answer["output"] if item["type"] == "reasoning")
     return document.output_text(answer).strip() or reasoning.strip()

@@ -333,7 +333,7 @@ class CircuitBreaker:
         self._failures, self._pause = 0, FIRST_DELAY
 
     def fail(self, began: float, error: UpstreamError) -> None:
-        """Record that a job that began at `began` failed with `error`, because the upstream was unavailable."""
+        """Record that the upstream was unavailable. `error` is the failure of a job that began at `began`."""
         was_open, now = self.is_open, asyncio.get_running_loop().time()
         self._failures += 1
         if not self.is_open or (was_open and began < self._opened):

@@ -211,7 +211,7 @@ class JobService:
                     follower.announce(None)
 
     def work(self) -> None:
-        """Start claiming jobs if this process has a worker. The upstream must be available."""
+        """Start claiming jobs if this process has a worker. If the wrapped app is the upstream, it must have started."""
         if self._worker is not None and not self._stopped:
             self._working = self._working or background_task(self._worker.run())
 

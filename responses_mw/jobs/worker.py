@@ -89,7 +89,7 @@ class Worker:
         return len(self._tasks)
 
     def stop(self) -> None:
-        """Stop claiming jobs. `run` returns when the claimed jobs have ended or are in the queue again."""
+        """Stop claiming jobs. `run` returns when the claimed jobs have ended or are in the queue again, or after a timeout."""
         self._is_stopping = True
         self._change.set()
 

@@ -6,13 +6,14 @@ APIError
 ├── OverBound            413  a response, history or conversation exceeds a maximum
 ├── OverQuota            429  the object would exceed the owner's storage quota
 └── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading (see `reason`)
-    ├── StateFull        503  Redis has no memory left
+    ├── StateFull        503  Redis is out of memory or nearly so
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
     └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
 Fenced                   internal: another worker has taken over the response
 
-Errors that can prevent a finished response from being stored have an attribute `unstored`, the `reason` in the metric.
+Errors that can prevent a finished response from being stored have an attribute `unstored`. It is the label `reason` of the
+metric `responses_mw_responses_unstored_total`.
 """
 
 from __future__ import annotations

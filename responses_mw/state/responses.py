@@ -232,9 +232,12 @@ class Responses:
         For a background response, `last` is the final batch of its log. This method does not check the quota of background
         responses. The maximum sizes do not apply to background responses that failed or were cancelled.
 
-        Raises Deleted if the response was deleted during the run, or Fenced if another worker has taken over the response.
-        Raises OverBound if a maximum size is exceeded, or OverQuota if the owner would exceed the quota. Raises
-        StateUnavailable if Redis fails. After a temporary failure, a response without `last` is removed once Redis answers.
+        Raises Deleted if the response was deleted during the run. Raises Fenced if another worker has taken over the response,
+        or if the record of a background response no longer exists. Raises OverBound if a maximum size is exceeded, or OverQuota
+        if the owner would exceed the quota.
+
+        Raises StateUnavailable if Redis fails. The response may have been stored nevertheless. If the failure is temporary and
+        `last` is None, the response is therefore removed as soon as Redis answers again.
         """
         address, made = response_address(document["id"]), [*items, *document["output"]]
         # The output is stored only in the turn. In the document, None keeps its place.

@@ -41,7 +41,7 @@ class Failure:
 
     code: str = ""  # the error's code in the API, or its type if it has no code
     kind: str = ""
-    """The value of `error.type` in spans and metrics: the status that the upstream sent or, without one, the error's class."""
+    """The upstream's status or, without one, the name of the error's class. Used as `error.type` (see `error_type`)."""
     upstream_status: int | None = None
     message: str = ""  # the error's message, which may quote the request
 
@@ -273,7 +273,7 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """Log a warning with the facts of `request` and those in `more`, if its run failed."""
+    """If `request` failed, log a warning with its facts and `more`. Its error's message is logged only at level `debug`."""
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"

@@ -1,7 +1,7 @@
 """Configure logs, traces and metrics for the command line. A host application configures its telemetry itself.
 
-Above the level `debug`, log records contain no text of requests or responses. Some values, such as model names, are chosen by
-clients or by the upstream. Characters that could start a new line or control a terminal are therefore escaped.
+Unless the log level is `debug`, log records contain no prompts, answers or tool data. Some values, such as model names, are
+chosen by clients or by the upstream. Characters that could start a new line or control a terminal are therefore escaped.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _MALFORMED = "its answer is malformed, is too large, or has too many JSON values
 class MCPConnection:
     """A connection to the MCP server `target`. The session is opened on first use, and reopened if it is lost.
 
-    The caller must call `aclose`. Any task may call the methods, also concurrently.
+    The caller must call `aclose`. The methods may be called concurrently, and from any task.
     """
 
     def __init__(self, target: MCPTarget) -> None:

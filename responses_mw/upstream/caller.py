@@ -3,7 +3,7 @@
 1. The check first requests the list of models with the caller's headers. Any error fails the check, except those in step 3.
    The list alone is not enough, because some servers (llama.cpp, TGI, OpenRouter) show it without a valid credential.
 2. If the server returns the list, the check sends an empty chat request. The server responds with 401 or 403 if it rejects the
-   credential. If it reports an invalid request, the credential is accepted. No model runs.
+   credential. If it answers or reports an invalid request, the credential is accepted. No model runs.
 3. The list is inconclusive if the response is not a list, or has the status 403, 404, 405 or 501. A key with a 403 may still be
    valid for chats. The other statuses mean that the server has no list.
 4. If the list is inconclusive, or if the empty request fails with any other error, the check sends the smallest valid chat

@@ -198,10 +198,10 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Return the response before its body is read. Raises `UpstreamError` if there is no response.
+        """Send a request, and return the response without reading its body. Raises `UpstreamError` if there is no response.
 
-        The request is repeated if no connection can be made, or if a 502 or 503 arrives within `CRASH_AFTER` seconds. The
-        repetitions stop after half of `upstream.status_grace`.
+        The request is retried if no connection can be made, or if a 502 or 503 arrives within `CRASH_AFTER` seconds. Retries
+        stop after half of `upstream.status_grace`.
         """
         # The second half of the grace period is left for the last attempt, so that its status can still be sent to the caller.
         until = time.monotonic() + self._settings.status_grace / 2

@@ -213,7 +213,7 @@ class ContextWindow:
 
 
 def _answer_of(chat: ChatRequest) -> int:
-    """Return the maximum number of tokens of the answer."""
+    """Return the maximum number of tokens in the answer to `chat`, or 1 if `chat` sets no maximum."""
     wanted = chat.get("max_completion_tokens") or chat.get("max_tokens")
     return wanted if isinstance(wanted, int) else 1
 

@@ -50,7 +50,10 @@ class Server:
         return 0
 
     async def _ask(self, path: str, body: ChatRequest, name: str, kind: type[T]) -> T | None:
-        """Post `body`, and return the member `name`. Return None if its type is not `kind`, or if the request is rejected."""
+        """Post `body` to `path`, and return the member `name` of the answer.
+
+        Return None if the member is not a `kind`, or if the request is rejected.
+        """
         value = member(await accepted(self.upstream.post(path, body, self.caller)), name)
         return value if isinstance(value, kind) else None
 

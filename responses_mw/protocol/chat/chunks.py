@@ -199,7 +199,10 @@ class DeltaFastPath:
         return self._member, text
 
     def learn(self, data: bytes, chunk: Chunk) -> None:
-        """Learn the form of a frame that holds only text. `chunk` is the parsed `data`. Repeated failures end the learning."""
+        """Learn the form of the frame `data`, whose parsed JSON is `chunk`. Do nothing if the frame holds more than text.
+
+        Each attempt costs a credit, and each frame that `text` recognizes earns one. Without credit, nothing more is learned.
+        """
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return

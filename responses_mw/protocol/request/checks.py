@@ -111,7 +111,11 @@ def depth(value: Any, limit: int) -> None:
 
 
 def memory_bound(value: Any, text: bytes) -> int:
-    """Return an upper bound of `memory(value, len(text))`. It is exact if a quick bound is over four times the size."""
+    """Return an upper bound on `memory(value, len(text))`.
+
+    The bound is computed from the brackets and commas in `text`. If it exceeds four times the length of `text`, return the
+    exact value instead.
+    """
     bound = len(text) + (_HOLDER + _MEMBER) * _openings(text)
     return bound if bound <= 4 * len(text) else memory(value, len(text))  # brackets and commas may be in strings
 
@@ -260,7 +264,7 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
 
 
 def body(value: Any) -> dict[str, Any]:
-    """Check the body of a request, and return a copy without null members."""
+    """Check that the body of a request is a JSON object, and return a copy without null members."""
     if not isinstance(value, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {kind_of(value)}.", code="invalid_type")
     return mapping(value, "")

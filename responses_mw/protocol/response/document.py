@@ -139,7 +139,7 @@ def _details(usage: dict[str, Any], name: str, *counts: str) -> dict[str, Any]:
 
 
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Return `total` plus the `usage` of another turn. Counts are added. Other members are taken from `usage`."""
+    """Return `total` plus the `usage` of another turn. Counts are added. Other members of `usage` replace those of `total`."""
     if total is None:
         return usage
     merged = {**total, **usage}

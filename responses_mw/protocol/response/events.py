@@ -177,7 +177,10 @@ def _logprobs(kind: EventTarget, part: Part) -> dict[str, Any]:
 
 
 def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
-    """Emit the `done` event of an item whose parts are done. For a call, first emit that of its text, if the text is valid."""
+    """Emit the `done` event of an item whose parts are done.
+
+    For a call, first emit the `done` event of its text (see `CALL_TEXTS`), unless the text is malformed.
+    """
     call = CALL_TEXTS.get(item["type"])
     if call and isinstance(item.get(call.member) or "", str):
         emitter.emit(f"{call.stem}.done", item_id=item["id"], output_index=output_index, **ending(item, call))

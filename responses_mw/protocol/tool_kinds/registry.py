@@ -35,7 +35,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def _offer(
     name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
 ) -> Callable[[Tool, str | None], OfferedFunction]:
-    """Return an `offer` for a `ToolKind` with one function. `made` builds members of a call's item from its arguments."""
+    """Return a `ToolKind.offer` that always offers one function. `made` builds members of a call's item from the arguments."""
     function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
     return lambda _tool, _namespace: function
 

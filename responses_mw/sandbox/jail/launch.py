@@ -271,9 +271,9 @@ class _Notebook:
 
 
 def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the name, size and modification time of each regular file below `directory`.
+    """Yield the relative path, size and modification time of each regular file below `directory`.
 
-    Links are neither followed nor listed. The scan ends early if there are too many files or a path is too long.
+    Symbolic links are neither followed nor listed. The scan ends early if there are too many files or a path is too long.
     """
     scanned = 0
     folders = [directory]
