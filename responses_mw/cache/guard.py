@@ -3,7 +3,7 @@
 Similar embeddings show that two texts have the same topic, but not that they ask the same question. The guard compares words:
 
 - These must be the same in both texts: the kind of question, names, numbers, units, dates, negation, symbols, quoted strings,
-  literals (such as paths, identifiers and 3.5), and function words such as conjunctions, prepositions, pronouns and comparatives.
+  literals (such as paths, identifiers and 3.5), and function words (conjunctions, prepositions, pronouns and comparatives).
 - The words that are in both texts must have the same order.
 - A strict guard (the default) also compares all other words. Spelling, synonyms, plurals and ways of asking may differ.
 - Some texts match only themselves: code, scripts other than Latin, characters such as "²", and texts without a content word.

@@ -179,7 +179,7 @@ class ServerSettings(Group):
     prompts_dir: str | None = None
     """directory of prompt templates, one TOML or JSON file each"""
     keep_alive: Literal["comment", "event"] = "comment"
-    """message sent on a stream after at most 15 s of silence: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
+    """message sent at least every 15 s on an idle stream: a comment, or an event (for Codex; some old SDKs reject it)"""
     reasoning_events: Literal["openai", "open_responses"] = "openai"
     """names of reasoning events: response.reasoning_text.*, or response.reasoning.*"""
     unknown_fields: Literal["forward", "refuse"] = "forward"
