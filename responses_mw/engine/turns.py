@@ -183,7 +183,7 @@ class TurnLoop:
         run.turns += 1
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
         phase, run.phase, run.resends = run.phase, Phase.NOTHING, 0
-        run.turn = await self._insist(run, partial(self._ask, run, phase))
+        run.turn = await self._insist(run, partial(self._request, run, phase))
         if run.turn is None:
             raise WorkerLost
 
@@ -213,7 +213,7 @@ class TurnLoop:
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE)
 
-    async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
+    async def _request(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
         """Request the current turn, and return it once its answer has begun. `phase` is what the client has seen of the turn.
 
         Return None if the client has seen text that the upstream cannot continue. Return `broken`, the interrupted turn, if its
@@ -262,7 +262,7 @@ class TurnLoop:
             yield events
         await turn.aclose()
         run.receive(turn.stream.received)
-        run.turn = await self._insist(run, partial(self._ask, run, phase, turn))
+        run.turn = await self._insist(run, partial(self._request, run, phase, turn))
         if run.turn is None:
             raise error
         report_continuation(

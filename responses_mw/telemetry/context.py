@@ -89,8 +89,8 @@ class RequestContext:
 
     Set by the first turn that does not summarize the history. Without `stream`, the whole answer is usually one chunk. None
     until a chunk arrives. No chunk arrives for cache hits, repeated and background creates, refused requests, and upstreams
-    that fail at once. A JSON response is sent after the last turn. A stream's headers are sent after the first chunk or after
-    `upstream.status_grace`, whichever comes first.
+    that respond with an error. A JSON response is sent after the last turn or an error. A stream's headers are sent after the
+    first chunk, an error or `upstream.status_grace`, whichever comes first.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored

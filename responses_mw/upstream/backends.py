@@ -62,7 +62,7 @@ class ChatBackend(Backend):
         return compaction.open_last([*items, *turn.document["output"]], partial(self._unseal, owner), offset=own)
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
-        return await self._fit(turn, partial(self._ask, turn))
+        return await self._fit(turn, partial(self._request, turn))
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
         if not await self.continues(turn):
@@ -127,7 +127,7 @@ class ChatBackend(Backend):
 
         return await self._fit(replace(turn, prefill=prefill), take)
 
-    async def _ask(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
+    async def _request(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
         dialect = await self._upstream.dialect(turn.caller)
         raw = dialect.raw_parameters if turn.messages is not None else {}
         opened = await self._open(turn, {**chat, **raw}, dialect.name, self._upstream.chat)

@@ -81,7 +81,7 @@ _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session
 _OF_THE_HOST = frozenset({"user", "auth", "session"})
 """Members of the ASGI scope that the host application's middleware sets to identify the caller."""
 
-Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
+Fetch = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
 """Sends a request with a method, path, caller and body. Raises `UpstreamError` if there is no response."""
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
@@ -98,8 +98,8 @@ async def quickly(answer: Awaitable[httpx.Response]) -> httpx.Response:
 class Verification:
     """Checks credentials at one upstream. `chat_path` is the upstream's path for chats or responses."""
 
-    def __init__(self, ask: Ask, fault_of: FaultOf, *, chat_path: str) -> None:
-        self._ask = ask
+    def __init__(self, fetch: Fetch, fault_of: FaultOf, *, chat_path: str) -> None:
+        self._fetch = fetch
         self._fault_of = fault_of
         self._chat_path = chat_path
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
@@ -150,17 +150,17 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        listed = await quickly(self._ask("GET", "/v1/models", caller, b""))
+        listed = await quickly(self._fetch("GET", "/v1/models", caller, b""))
         models = _listed(listed)
         if listed.status_code >= 300 and listed.status_code not in _INCONCLUSIVE:
             raise await self._refusal(listed, caller)
         if models is not None:
-            answer = await quickly(self._ask("POST", self._chat_path, caller, b"{}"))
+            answer = await quickly(self._fetch("POST", self._chat_path, caller, b"{}"))
             if answer.status_code < 300 or answer.status_code in _INVALID:
                 return
             if answer.status_code in REFUSALS:
                 raise await self._refusal(answer, caller)
-        answer = await self._ask("POST", self._chat_path, caller, orjson.dumps(self._smallest(models)))
+        answer = await self._fetch("POST", self._chat_path, caller, orjson.dumps(self._smallest(models)))
         if answer.status_code >= 300:
             refusal = await self._refusal(answer, caller)
             if not models:  # the upstream's message may quote the model, which another caller chose

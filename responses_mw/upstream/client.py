@@ -49,15 +49,15 @@ class Upstream:
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
-        self._verification = Verification(self._ask, self._fault, chat_path=path)
+        self._verification = Verification(self._fetch, self._fault, chat_path=path)
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """Return a stream of the answer to the chat request `body`. `ChatStream.open` sends the request."""
-        return self._answer(ChatStream, "/v1/chat/completions", body, caller)
+        return self._stream(ChatStream, "/v1/chat/completions", body, caller)
 
     def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
         """Return a stream of the answer to the Responses request `body`. `ChatStream.open` sends the request."""
-        return self._answer(ResponsesStream, "/v1/responses", body, caller)
+        return self._stream(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
@@ -71,14 +71,14 @@ class Upstream:
 
         Raises `UpstreamError` if the request fails, or if the response is not JSON or too large.
         """
-        return await self._json(await self._ask("GET", path, caller), caller)
+        return await self._json(await self._fetch("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
         """Post `body` to an endpoint other than completions, and return the decoded JSON response.
 
         Raises the same errors as `get`. The response may have at most `max_bytes` bytes.
         """
-        return await self._json(await self._ask("POST", path, caller, orjson.dumps(body), max_bytes), caller)
+        return await self._json(await self._fetch("POST", path, caller, orjson.dumps(body), max_bytes), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         if response.status_code >= 300:
@@ -106,7 +106,7 @@ class Upstream:
                 if error.is_overload or error.status in (502, 503, 504):
                     raise
                 return OPENAI  # the upstream refuses this caller, and its error for the chat request gives the reason
-            self._dialect = await detect(models, lambda path: self._ask("GET", path, caller))
+            self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
@@ -138,7 +138,7 @@ class Upstream:
         Raises `UpstreamError` with `is_overload` set if the check fails.
         """
         try:
-            response = await quickly(self._ask("GET", "/v1/models", caller))
+            response = await quickly(self._fetch("GET", "/v1/models", caller))
             if response.status_code in OVERLOAD or response.status_code == 504:
                 raise await self._fault(response, caller)
         except UpstreamError as error:
@@ -149,7 +149,8 @@ class Upstream:
         """Open `stream`, and record whether the upstream accepted or refused `caller`.
 
         Raises `UpstreamError` if the upstream responds with an error, or if its answer is malformed. Raises its subclass
-        `UpstreamUnreachable` or `UpstreamBrokeOff` if the connection fails, and `UpstreamTimeout` if no answer begins in time.
+        `UpstreamUnreachable` if there is no connection, `UpstreamBrokeOff` if the connection fails before the first chunk, and
+        `UpstreamTimeout` if no answer begins in time.
         """
         try:
             await stream.open()
@@ -161,7 +162,7 @@ class Upstream:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: type[Stream], path: str, body: dict[str, Any], caller: Caller) -> Stream:
+    def _stream(self, kind: type[Stream], path: str, body: dict[str, Any], caller: Caller) -> Stream:
         async def send() -> httpx.Response:
             response = await self._send("POST", path, caller, orjson.dumps(body))
             if response.status_code >= 300:
@@ -174,7 +175,7 @@ class Upstream:
         first, idle = self._settings.timeout, self._settings.idle_timeout
         return kind(send, first_byte_timeout=first, idle_timeout=idle, max_bytes=MAX_ANSWER_BYTES)
 
-    async def _ask(
+    async def _fetch(
         self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
     ) -> httpx.Response:
         """Return the response with its whole body.

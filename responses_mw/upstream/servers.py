@@ -49,7 +49,7 @@ class Server:
         """Return the number of tokens of `text` without special tokens, or 0 if the server does not count tokens."""
         return 0
 
-    async def _ask(self, path: str, body: ChatRequest, name: str, kind: type[T]) -> T | None:
+    async def _query(self, path: str, body: ChatRequest, name: str, kind: type[T]) -> T | None:
         """Post `body` to `path`, and return the member `name` of the answer.
 
         Return None if the member is not a `kind`, or if the request is rejected.
@@ -86,20 +86,20 @@ class _VLLM(Server):
     _SHOWN = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 
     async def count(self, chat: ChatRequest) -> int | None:
-        return await self._ask("/tokenize", self._rendered(chat), "count", int)
+        return await self._query("/tokenize", self._rendered(chat), "count", int)
 
     async def context_length(self, model: str) -> Any:
         return await self._length_of_models(model)
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
-        return await self._ask("/tokenize", self._rendered(chat), "tokens", list)
+        return await self._query("/tokenize", self._rendered(chat), "tokens", list)
 
     async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        return await self._ask("/detokenize", {"model": chat["model"], "tokens": tokens}, "prompt", str)
+        return await self._query("/detokenize", {"model": chat["model"], "tokens": tokens}, "prompt", str)
 
     async def count_text(self, model: str, text: str) -> int:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return await self._ask("/tokenize", body, "count", int) or 0
+        return await self._query("/tokenize", body, "count", int) or 0
 
     def _rendered(self, chat: ChatRequest) -> ChatRequest:
         """Return the body for `/tokenize`. It passes `reasoning_effort` and `documents` as arguments of the chat template."""
@@ -114,7 +114,7 @@ class _SGLang(Server):
     async def count(self, chat: ChatRequest) -> int | None:
         if chat.keys() & self._UNSEEN:
             return None
-        return await self._ask("/tokenize", _only(chat, ("model", "messages", "tools")), "count", int)
+        return await self._query("/tokenize", _only(chat, ("model", "messages", "tools")), "count", int)
 
     async def context_length(self, model: str) -> Any:
         return await self._length_of_models(model)
@@ -124,7 +124,7 @@ class _TGI(Server):
     has_tokenizer = True
 
     async def count(self, chat: ChatRequest) -> int | None:
-        tokens = await self._ask("/chat_tokenize", chat, "tokenize_response", list)
+        tokens = await self._query("/chat_tokenize", chat, "tokenize_response", list)
         return None if tokens is None else len(tokens)
 
     async def context_length(self, model: str) -> Any:
@@ -156,12 +156,12 @@ class _LlamaCpp(Server):
         return len(await self._tokens(text, special=False) or ())
 
     async def _prompt(self, chat: ChatRequest) -> str | None:
-        return await self._ask("/apply-template", _only(chat, self._SHOWN), "prompt", str)
+        return await self._query("/apply-template", _only(chat, self._SHOWN), "prompt", str)
 
     async def _tokens(self, text: str, *, special: bool) -> list[Any] | None:
         """Return the tokens of `text`. With `special`, parse and add special tokens."""
         body = {"content": text, "add_special": special, "parse_special": special}
-        return await self._ask("/tokenize", body, "tokens", list)
+        return await self._query("/tokenize", body, "tokens", list)
 
 
 _SERVERS: dict[str, type[Server]] = {"vllm": _VLLM, "sglang": _SGLang, "tgi": _TGI, "llamacpp": _LlamaCpp}

@@ -36,7 +36,7 @@ async def begun(cache: Cache) -> Miss:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_flights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits gives up later than the test does."""
     monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 600)
 
@@ -66,7 +66,7 @@ async def test_one_of_many_concurrent_requests_computes_the_answer(replicas: tup
     assert (made, results.count("made"), results.count("hit")) == (1, 1, 19)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_flights")
 async def test_waiting_requests_continue_when_the_first_fails_or_is_cancelled(
     replicas: tuple[Cache, Cache], server: Plain
 ) -> None:
@@ -90,7 +90,7 @@ async def test_waiting_requests_continue_when_the_first_fails_or_is_cancelled(
     assert found.token is not None, "now it makes the answer for others"
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_flights")
 async def test_requests_waiting_for_an_uncacheable_answer_continue_at_once(
     replicas: tuple[Cache, Cache], server: Plain
 ) -> None:
@@ -130,7 +130,7 @@ async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server
     assert server.keys("*:f:*") == []
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_flights")
 async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     await begun(one)
@@ -163,7 +163,7 @@ async def test_a_semantic_hit_releases_requests_waiting_for_the_same_text(
     assert server.keys("*:f:*") == []
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_flights")
 async def test_a_refreshing_request_does_not_wait(cache: Cache, server: Plain) -> None:
     await begun(cache)
     server.persist(server.keys("*:f:*")[0])  # else it would end by itself

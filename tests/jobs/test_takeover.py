@@ -32,7 +32,7 @@ def upstream() -> Continuing:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs wait in the queue for minutes, though running responses do not."""
     monkeypatch.setattr(job_runner, "TIMEOUT_FACTOR", 3000)
 
@@ -156,7 +156,7 @@ async def test_a_stopping_worker_hands_running_jobs_over(run: Run, other: Any, u
     assert leaving.wait() == 0
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_queue_timeout")
 async def test_a_job_with_output_waits_in_the_queue_for_an_upstream_that_stays_away(
     run: Run, other: Any, upstream: Continuing
 ) -> None:
@@ -187,7 +187,7 @@ class Crashing(Continuing):
         return super().unscripted(asked)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_queue_timeout")
 @pytest.mark.parametrize("upstream", [Crashing(SAID), Crashing(SAID, THOUGHT)], ids=["text", "reasoning"])
 async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
     other: Any, upstream: Crashing, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +220,7 @@ async def test_a_response_is_continued_three_times_by_all_workers_together(
     laws(follower.events, document)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_queue_timeout")
 async def test_what_other_workers_wrote_counts_in_the_bound_of_a_log(other: Any, upstream: Continuing) -> None:
     upstream.said = "".join(f"{number} " for number in range(320))
     upstream.cuts = deque([200])
