@@ -6,7 +6,7 @@ import asyncio
 import html
 import logging
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,6 +22,8 @@ from . import ToolContext
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+MAX_SITES = 10
+"""Maximum number of domains in the text of a query, whose length search engines limit."""
 _MEANINGS = {
     401: "refused this server's key",
     402: "requires payment",
@@ -62,6 +64,15 @@ class Query:
 
     If the provider's API can limit texts, request one character more, so that `WebSearch` notices a cut.
     """
+
+    def with_sites(self) -> str:
+        """Return the text with the domains as the operators `site:` and `-site:`. Above `MAX_SITES`, omit all domains."""
+        if len(self.allowed) + len(self.blocked) > MAX_SITES:
+            return self.text
+        allowed = " OR ".join(f"site:{domain}" for domain in self.allowed)
+        if len(self.allowed) > 1:
+            allowed = f"({allowed})"
+        return " ".join(filter(None, [self.text, allowed, *(f"-site:{domain}" for domain in self.blocked)]))
 
     def admits(self, url: str) -> bool:
         """Return whether a result with this URL passes the domain filters."""
@@ -156,9 +167,8 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
-def hits_of(answer: dict[str, Any], *path: str, text_member: str) -> list[SearchHit]:
-    """Return the results in the list at `path`. They have a `title`, a `url`, and a text or list of texts in `text_member`."""
-    rows = rows_of(answer, *path)
+def hits_of(rows: Iterable[dict[str, Any]], *, text_member: str) -> list[SearchHit]:
+    """Return the results in `rows`. They have a `title`, a `url`, and a text or list of texts in `text_member`."""
     return [SearchHit(text_of(row, "title"), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
 
 
@@ -201,27 +211,17 @@ class SearXNG(SearchProvider):
     """
 
     NAME = "searxng"
-    _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
     async def search(self, query: Query) -> list[SearchHit]:
-        params = {"q": self._with_sites(query), "format": "json"}
+        params = {"q": query.with_sites(), "format": "json"}
         if (country := query.place.get("country", "")) in _COUNTRIES:
             params["language"] = f"{_COUNTRIES[country][1]}-{country}"
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
-        hits = hits_of(answer, "results", text_member="content")
+        hits = hits_of(rows_of(answer, "results"), text_member="content")
         if not hits and answer.get("unresponsive_engines"):
             raise SearchFailed("None of the search engines answered.")
         return hits
-
-    def _with_sites(self, query: Query) -> str:
-        """Return the query's text with its domains, unless they are too many, as `site:` operators."""
-        if len(query.allowed) + len(query.blocked) > self._MAX_SITES:
-            return query.text
-        allowed = " OR ".join(f"site:{domain}" for domain in query.allowed)
-        if len(query.allowed) > 1:
-            allowed = f"({allowed})"
-        return " ".join(filter(None, [query.text, allowed, *(f"-site:{domain}" for domain in query.blocked)]))
 
 
 # -- Tavily: https://docs.tavily.com/documentation/api-reference/endpoint/search ------------------------------------------
@@ -243,7 +243,7 @@ class Tavily(SearchProvider):
         if (country := query.place.get("country", "")) in _COUNTRIES:
             body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
-        return hits_of(answer, "results", text_member="content")
+        return hits_of(rows_of(answer, "results"), text_member="content")
 
 
 # -- Brave Search: https://api-dashboard.search.brave.com/api-reference/web/search/get ------------------------------------
