@@ -117,7 +117,7 @@ class JobService:
 
         The first batch may be empty. The last batch is `final`, unless this process stops or Redis is unavailable for
         `PATIENCE` seconds. If the log cannot be read further, the last batch is `response.failed`. The first read of the log
-        raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis fails.
+        raises `BadRequest` if the log has expired or has not reached event `after`, or `StateUnavailable` if Redis fails.
         """
         follower = _Follower(self._state, document, after, is_closed=self._stopped)
         self._followers.add(follower)
@@ -255,7 +255,7 @@ class _Follower:
         self._state = state
         self._document = document
         self.response_id: str = document["id"]
-        self.number = self._began = number
+        self.number = number
         self._is_closed = is_closed
         self.is_active = False  # whether the follower has received a batch since the last poll
         self._is_at_end = False  # whether the follower has passed the final batch or must stop
@@ -305,8 +305,8 @@ class _Follower:
     async def read(self, *, first: bool = False) -> list[Batch]:
         """Read the next batches. Return an empty list if the log has no new batches, or if the stream must be closed.
 
-        The `first` read raises `BadRequest` if the log has expired, or `StateUnavailable` if Redis fails. Later reads are
-        repeated for `PATIENCE` seconds while Redis is unavailable.
+        The `first` read raises `BadRequest` if the log has expired or has not reached event `number`, or `StateUnavailable` if
+        Redis fails. Later reads are repeated for `PATIENCE` seconds while Redis is unavailable.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
@@ -329,10 +329,16 @@ class _Follower:
             last, has_ended = await self._state.jobs.progress(self.response_id)
         except Missing:
             return [self._failed(_LOST)]
-        if not has_ended:  # after a loss, another worker writes other events with the numbers that were read here
-            return [self.broken(_REWOUND)] if last < number else []
-        if last <= number:  # Redis may have lost the last events, including events that were read here
-            return [self.broken(_REWOUND) if number > self._began else Batch(number + 1, number, b"", final=True)]
+        if first and last <= number and has_ended:
+            return [Batch(number + 1, number, b"", final=True)]
+        if first and last < number:
+            message = f"Response '{self.response_id}' has no event {number} yet; its last one is {last}."
+            raise BadRequest(message, param="starting_after", code="invalid_value")
+        # If Redis has lost events that were read here, another worker writes other events with the same numbers.
+        if last < number or (last == number and has_ended):
+            return [self.broken(_REWOUND)]
+        if not has_ended:
+            return []
         batches = await self._page()  # the response may have ended between the two reads
         if not batches and first:
             message = f"The events of response '{self.response_id}' have expired; the response itself can still be retrieved."

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from responses_mw.crypto import Sealer
+from responses_mw.errors import BadRequest
 from responses_mw.jobs import JobService, service
 from responses_mw.protocol import sse
 from responses_mw.settings.groups import JobSettings, RedisSettings
@@ -84,6 +85,23 @@ async def test_a_follower_that_read_events_which_redis_lost_later_gets_a_failure
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
+async def test_a_stream_that_resumes_from_an_event_that_redis_then_loses_gets_a_failure(state: State, number: int) -> None:
+    job = await taken(state, await create(state))
+    async with following(state) as followers:
+        record, log = keys(job)
+        before = await state.client.command("DUMP", log)
+        await append(state, job, batch(2, 4))
+        stream = followers.follow(document(job.response_id), 4)
+        assert (await anext(stream)).data == b""
+        await state.client.command("RESTORE", log, 0, before, "REPLACE")
+        await state.client.command("HSET", record, "next_seq", 2)
+        if number > 2:
+            await append(state, job, batch(2, number - 1))
+        await end(state, job, number)
+        assert await rest(stream) == [(5, 5, True)]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
 async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(
     state: State, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,14 +160,18 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
 
 
-async def test_a_follower_beyond_the_last_event_gets_a_failure_or_after_the_end_nothing(state: State) -> None:
+async def test_a_follower_beyond_the_last_event_is_refused_or_after_the_end_gets_nothing(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
-        [failure] = [one async for one in followers.follow(job.document, 5000)]
-        assert b"response.failed" in failure.data
+        with pytest.raises(BadRequest) as refused:
+            await anext(followers.follow(job.document, 5000))
+        assert refused.value.param == "starting_after"
         await end(state, job, 2)
         [nothing] = [one async for one in followers.follow(job.document, 5000)]
         assert (nothing.data, nothing.final) == (b"", True)
+    assert "cannot be followed" not in caplog.text  # the caller has chosen the position
 
 
 async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State) -> None:
