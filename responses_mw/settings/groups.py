@@ -311,7 +311,7 @@ class SearchSettings(Group):
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: ServerURL | None = None
-    """URL of the provider; required for SearXNG; the other providers have default URLs"""
+    """URL of the provider; required if the provider has no default URL, as SearXNG"""
     api_key: SecretStr | None = None
     """API key for the search provider"""
 

@@ -101,7 +101,7 @@ class Sample:
     """The default of `search.url`, or "" if the setting is required."""
 
 
-ALWAYS = {"text_decorations": "false", "result_filter": "web"}
+BRAVE_ALWAYS = {"text_decorations": "false", "result_filter": "web"}
 PLACE = {"country": "CH", "region": "Kanton Zürich", "city": "Zürich", "timezone": "Europe/Zurich"}
 SAMPLES = {
     "searxng": Sample(
@@ -111,7 +111,7 @@ SAMPLES = {
         {"authorization": "Bearer secret-key"},
         [
             (Query("wetter", place={"country": "AT", "city": "Wien"}), {"q": "wetter", "format": "json", "language": "de-AT"}),
-            (Query("a", 3, place={"country": "XK"}, thorough=True), {"q": "a", "format": "json"}),
+            (Query("a", 3, place={"country": "XK"}, thorough=True, characters=500), {"q": "a", "format": "json"}),
             (Query("a", allowed=("x.com",)), {"q": "a site:x.com", "format": "json"}),
             (Query("a", blocked=("y.com", "z.com")), {"q": "a -site:y.com -site:z.com", "format": "json"}),
             (
@@ -127,7 +127,7 @@ SAMPLES = {
         "/search",
         {"authorization": "Bearer secret-key"},
         [
-            (Query("a", 3, place={"country": "XK"}), {"query": "a", "max_results": 3, "search_depth": "basic"}),
+            (Query("a", 3, place={"country": "XK"}, characters=500), {"query": "a", "max_results": 3, "search_depth": "basic"}),
             (
                 Query("a", place={"country": "GB", "timezone": "Europe/London"}, thorough=True),
                 {"query": "a", "max_results": 10, "search_depth": "advanced", "country": "united kingdom"},
@@ -159,15 +159,15 @@ SAMPLES = {
         "/res/v1/web/search",
         {"x-subscription-token": "secret-key"},
         [
-            (Query("a", 3, place={"country": "XK"}), {"q": "a", "count": "3", **ALWAYS}),
-            (Query("a", allowed=("x.com",)), {"q": "a", "count": "10", "goggles": "$discard\n$site=x.com", **ALWAYS}),
-            (Query("a", blocked=("z.com",)), {"q": "a", "count": "10", "goggles": "$discard,site=z.com", **ALWAYS}),
+            (Query("a", 3, place={"country": "XK"}, characters=500), {"q": "a", "count": "3", **BRAVE_ALWAYS}),
+            (Query("a", allowed=("x.com",)), {"q": "a", "count": "10", "goggles": "$discard\n$site=x.com", **BRAVE_ALWAYS}),
+            (Query("a", blocked=("z.com",)), {"q": "a", "count": "10", "goggles": "$discard,site=z.com", **BRAVE_ALWAYS}),
             (
                 Query("a", 10, ("x.com", "y.com"), ("z.com",), PLACE, thorough=True),
                 {
                     "q": "a",
                     "count": "10",
-                    **ALWAYS,
+                    **BRAVE_ALWAYS,
                     "goggles": "$discard\n$site=x.com\n$site=y.com\n$discard,site=z.com",
                     "country": "CH",
                     "extra_snippets": "true",
@@ -244,6 +244,8 @@ def test_a_sample_has_queries_of_each_kind(name: str) -> None:
     queries = [query for query, _ in SAMPLES[name].requests]
     assert {(bool(query.allowed), bool(query.blocked)) for query in queries} == set(product([False, True], repeat=2))
     assert any(query.thorough for query in queries)
+    assert len({query.count for query in queries}) > 1
+    assert len({query.characters for query in queries}) > 1
     countries = {query.place["country"] for query in queries if query.place}
     assert "XK" in countries
     assert len(countries) > 1
@@ -340,7 +342,7 @@ def lists_as(instead: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize(
     ("status", "meaning"),
-    [(401, "key"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
+    [(401, "key"), (402, "payment"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
 )
 async def test_an_error_of_the_provider_is_told_without_its_details(
     provider: Open, server: SearchServer, name: str, status: int, meaning: str, caplog: pytest.LogCaptureFixture
