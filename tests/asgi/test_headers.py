@@ -50,9 +50,7 @@ async def test_the_first_chunk_is_that_of_the_first_turn(
     caplog.set_level("INFO", "responses_mw.access")
     second = Signal()
     asking = asyncio.create_task(two_turns(start, upstream, {"x-request-id": "mine"}, stream=False, second=second))
-    async with asyncio.timeout(20):
-        while len(upstream.requests) < 2:
-            await asyncio.sleep(0.01)
+    await upstream.received(2)
     await asyncio.sleep(0.2)
     second.set()
     await asking

@@ -124,4 +124,4 @@ CREATES: dict[str, Create] = {
 """Functions that send one create with the given headers and return the response, by a description of the response."""
 _ANSWERED = ("completed", "two_turns", "with_new_key", "not_cached", "broken_off", "of_responses_api")
 HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(_ANSWERED)}
-"""The creates whose headers are sent after the first chunk of the upstream's answer. The responses to the others do not wait for a chunk."""
+"""The creates whose headers are sent after the first chunk of the upstream's answer. The others do not wait for a chunk."""

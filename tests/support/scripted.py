@@ -98,6 +98,12 @@ class ScriptedUpstream:
         self.started = self.stopped = False
         self._answers: deque[Answer] = deque()
 
+    async def received(self, count: int) -> None:
+        """Waits until there have been that many chat requests."""
+        async with asyncio.timeout(60):
+            while len(self.requests) < count:
+                await asyncio.sleep(0.01)
+
     def queue(self, answer: Answer) -> Answer:
         self._answers.append(answer)
         return answer
