@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -142,11 +143,7 @@ class Reader:
         """
         receiving = Receiving(self._inbound)
         try:
-            try:
-                async with asyncio.timeout(MESSAGE_TIMEOUT):
-                    data = await self._body(request, receiving)
-            except TimeoutError:
-                raise RequestTimeout(f"The request body took longer than {MESSAGE_TIMEOUT:g} s to arrive.") from None
+            data = await self._body(request, receiving)
             return await by_size(len(data), lambda: parse(decode(data, REQUEST_LIMITS), len(data)))
         finally:
             receiving.clear()
@@ -157,8 +154,9 @@ class Reader:
             message = f"The content-encoding '{encoding}' of the request body is not supported."
             raise BadRequest(message, code="unsupported_encoding")
         chunks, size, more = [], 0, True
+        deadline = asyncio.get_running_loop().time() + MESSAGE_TIMEOUT
         while more:
-            received = await next_message(request.receive)
+            received = await next_message(request.receive, deadline)
             if received["type"] == "http.disconnect":
                 raise ClientDisconnect
             chunk, more = received.get("body", b""), received.get("more_body", False)
@@ -170,13 +168,16 @@ class Reader:
         return b"".join(chunks)
 
 
-async def next_message(receive: Receive) -> Message:
-    """Return the next ASGI message of a request body. Raises `RequestTimeout` if none arrives for `BODY_TIMEOUT` seconds."""
+async def next_message(receive: Receive, deadline: float = math.inf) -> Message:
+    """Return the next ASGI message of a request body.
+
+    Raises `RequestTimeout` if none arrives for `BODY_TIMEOUT` seconds or before `deadline`, a time of the event loop.
+    """
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
+        async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + BODY_TIMEOUT)):
             return await receive()
     except TimeoutError:
-        raise RequestTimeout(f"No data of the request body arrived for {BODY_TIMEOUT:g} s.") from None
+        raise RequestTimeout("The data of the request body arrives too slowly.") from None
 
 
 @dataclass(frozen=True, eq=False)
