@@ -7,7 +7,8 @@
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
   6.5.1).
-- uvicorn keeps responses and messages until their clients have read them. This server limits the total size of large ones.
+- uvicorn keeps responses and messages until their clients have read them. This server limits the total size of large ones. A
+  connection's next request or message is not processed until its client has read most of the earlier ones.
 - uvicorn limits the size of each WebSocket message. This server also limits the total size of all incomplete messages.
 - uvicorn logs an error for each refused WebSocket upgrade. This server does not.
 """
@@ -181,6 +182,18 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
     _head_size = 0
     """Bytes received since the last complete head or piece of a body."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._served, self.app = self.app, self._serve
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.flow.drain()  # otherwise, a response that waits to be sent would take memory that `unread` does not count
+        await self._served(scope, receive, send)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.app = self._served  # otherwise, a cycle keeps the protocol until the garbage collector runs
+
     def data_received(self, data: bytes) -> None:
         self._head_size += len(data)
         super().data_received(data)
@@ -212,8 +225,8 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
-        if not self._is_idle():
-            message = "A connection cannot be upgraded before its earlier requests are answered."
+        if not self._is_idle() or self.flow.write_paused:  # the WebSocket would not know that it must wait for the client
+            message = "A connection cannot be upgraded before its earlier responses are sent."
             raise BadRequest(message, code="invalid_upgrade")
         require_bodiless_get(self.parser.get_method().decode("ascii"), self.headers)
 
@@ -298,6 +311,7 @@ class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         # After a complete message, uvicorn stops reading until the application has received it.
+        await self.writable.wait()  # an answer that waits to be sent would take memory that `unread` does not count
         message = await super().receive()
         self._clear()
         return message

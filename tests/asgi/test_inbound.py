@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import tracemalloc
+from base64 import b64encode
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, Unread, http_prot
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
 from tests.support.garbage import nothing_left
+from tests.support.scripted import finish, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -175,15 +177,14 @@ async def test_a_message_takes_no_memory_once_it_is_answered_or_its_connection_i
 
 
 async def test_large_responses_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
-    name = "x" * 8_000_000  # which the error has twice
-    ours = start(uvicorn={"http": http_protocol(Unread(len(name)))})
-    body = json.dumps({**BODY, "reasoning": {name: 1}}).encode()
+    body = refused_body()
+    ours = start(uvicorn={"http": http_protocol(Unread(len(body)))})
     (first, one), (second, another) = [await asked(ours, body) for _ in range(2)]
-    assert len(await second.read()) > 2 * len(name)
+    complete = len(await second.read())
     received = b""
     with suppress(ConnectionError):
         received = await first.read()
-    assert len(received) < 2 * len(name)
+    assert len(received) < complete
     for writer in (one, another):
         writer.close()
 
@@ -236,15 +237,77 @@ async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memo
             await asyncio.wait_for(first.recv(), 60)
 
 
-async def asked(ours: Ours, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a request. Its response has begun, but little of it is read."""
+async def test_a_request_waits_until_the_earlier_response_is_read(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start()
+    reader, writer = await asked(ours, refused_body(), keep=True)
+    for _ in range(2):
+        upstream.stream(text("Hi"), finish())
+    body = json.dumps(BODY).encode()
+    writer.write(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
+    assert len(upstream.requests) == 1
+    await read_response(reader)
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert len(upstream.requests) == 2
+    writer.close()
+
+
+async def test_a_connection_is_not_upgraded_before_its_responses_are_read(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(uvicorn={"ws": websocket_protocol(Inbound(4 * UNCOUNTED))})
+    reader, writer = await asked(ours, refused_body(), keep=True)
+    fields = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %b\r\n"
+    writer.write(b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + fields % b64encode(bytes(16)) + b"\r\n")
+    upstream.stream(text("Hi"), finish())
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
+    await read_response(reader)
+    assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+    writer.close()
+
+
+async def test_a_message_waits_until_the_earlier_answer_is_read(start: Start, upstream: ScriptedUpstream) -> None:
+    size = 14_000_000
+    options = {"ws_per_message_deflate": False, "ws_max_size": 2 * size}
+    ours = start(uvicorn={"ws": websocket_protocol(Inbound(4 * size), Unread(4 * size)), **options})
+    async with opened(ours) as first, opened(ours) as second:
+        first.transport.pause_reading()
+        await first.send(json.dumps({"type": "response.steer", "input": "x" * size}))  # the answer has the input
+        for _ in range(2):
+            upstream.stream(text("Hi"), finish())
+        create = json.dumps({"type": "response.create", **BODY})
+        await first.send(create)
+        await second.send(json.dumps({"type": "response.steer", "input": "x" * size}))
+        await second.recv()  # at the latest, it comes after the answer to the first connection
+        await second.send(create)
+        while json.loads(await second.recv())["type"] != "response.completed":
+            pass
+        assert len(upstream.requests) == 1
+        first.transport.resume_reading()
+        while json.loads(await first.recv())["type"] != "response.completed":
+            pass
+        assert len(upstream.requests) == 2
+
+
+def refused_body() -> bytes:
+    """The body of a request whose error is too large for the buffers of a connection."""
+    return json.dumps({**BODY, "reasoning": {"x" * 8_000_000: 1}}).encode()
+
+
+async def read_response(reader: asyncio.StreamReader) -> None:
+    """Read the rest of a response whose status line has been read."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+
+
+async def asked(ours: Ours, body: bytes, *, keep: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request. Its response has begun, but little of it is read. With `keep`, the connection is kept alive."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     connection.setblocking(False)
     parts = urlsplit(ours.url)
     await asyncio.get_running_loop().sock_connect(connection, (parts.hostname, parts.port))
     reader, writer = await asyncio.open_connection(sock=connection)
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection_field = "keep-alive" if keep else "close"
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: {connection_field}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
     return reader, writer
