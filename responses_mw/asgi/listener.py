@@ -35,7 +35,7 @@ from ..http import require_bodiless_get
 from ..telemetry.context import WarningLimit
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
-from .requests import MESSAGE_TIMEOUT, UNCOUNTED, Inbound, Receiving
+from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,12 @@ A fragment of one byte takes 50 bytes of memory. Each frame takes about 3 us of 
 """
 MAX_QUEUED = 1000
 """Maximum number of messages of a WebSocket that wait to be read by the application. They arrived together in one read."""
+MAX_STREAM_BUFFER = 320 * 1024
+"""Maximum number of unread bytes of a connection that `Unread` does not count.
+
+A slow stream has no more: 64 KiB, at which uvicorn waits for the client, and one read of the upstream's connection, which has
+at most 256,000 bytes.
+"""
 END_TIMEOUT = 12.0
 """Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
 
@@ -134,8 +140,8 @@ class Unread:
         self._warnings = WarningLimit()
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Count the data that `transport` has buffered, unless it is little, as for any slow stream."""
-        if transport.get_write_buffer_size() > 2 * UNCOUNTED:
+        """Count the data that `transport` has buffered, unless it is as little as for any slow stream."""
+        if transport.get_write_buffer_size() > MAX_STREAM_BUFFER:
             self._waiting[transport] = None
             while len(self._waiting) > 1 and sum(one.get_write_buffer_size() for one in self._waiting) > self._maximum:
                 self._abort(next(iter(self._waiting)))

@@ -221,6 +221,14 @@ def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFix
     assert len(caplog.messages) == 1  # a warning for each would be a flood
 
 
+def test_slow_streams_are_not_closed_for_large_responses() -> None:
+    unread, streams, large = Unread(25_000_000), [Waiting(65_536 + 256_000) for _ in range(10)], Waiting(20_000_000)
+    for transport in (*streams, large, Waiting(20_000_000)):
+        unread.add(transport)
+    assert large.is_aborted
+    assert not any(stream.is_aborted for stream in streams)
+
+
 async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
     size = 14_000_000
     options = {"ws_per_message_deflate": False, "ws_max_size": 2 * size}
