@@ -3,6 +3,7 @@
 - With httptools, the heads of requests and the trailers of their bodies may have any size. This server limits them.
 - uvicorn queues pipelined requests, and messages and fragments of WebSockets, without a limit, and answers any number of pings.
   This server limits their number.
+- uvicorn does not cancel the response in progress if a client disconnects while further requests wait. This server does.
 - httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request.
   No proxy in front of the server has checked that request. This server refuses upgrade requests with a body.
 - uvicorn appends the trailers of a chunked body to the request's headers. This server discards trailers (RFC 9110, section
@@ -19,6 +20,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -26,7 +28,7 @@ from typing import Any, ClassVar, cast
 
 import orjson
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -191,12 +193,25 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._served, self.app = self.app, self._serve
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """The requests whose responses have not ended, in the order of the responses."""
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.flow.drain()  # otherwise, a response that waits to be sent would take memory that `unread` does not count
+        if self.flow.write_paused:
+            # A response that waits to be sent would take memory that `unread` does not count.
+            await self.flow.drain()
+            if self.transport.is_closing():
+                return
         await self._served(scope, receive, send)
 
+    def on_response_complete(self) -> None:
+        self._unanswered.popleft()
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self._unanswered:  # uvicorn tells only the last one
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
         self.app = self._served  # otherwise, a cycle keeps the protocol until the garbage collector runs
 
@@ -217,6 +232,7 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
             raise BadRequest("Too many requests wait for a response on this connection.")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            self._unanswered.append(self.cycle)
             cast("dict[str, Any]", self.scope)[BODY_WRITER] = BodyWriter(self.transport, self.flow)
             self.headers = []  # uvicorn appends trailers to this list, which must no longer be the list in the scope
             return
@@ -228,10 +244,11 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
             raise  # the parser passes the error to uvicorn, which calls send_400_response
         super().on_headers_complete()
         if self.cycle is not before:  # not a WebSocket, so uvicorn serves a plain request
+            self._unanswered.append(self.cycle)
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
-        if not self._is_idle() or self.flow.write_paused:  # the WebSocket would not know that it must wait for the client
+        if self._unanswered or self.flow.write_paused:  # the WebSocket would not know that it must wait for the client
             message = "A connection cannot be upgraded before its earlier responses are sent."
             raise BadRequest(message, code="invalid_upgrade")
         require_bodiless_get(self.parser.get_method().decode("ascii"), self.headers)
@@ -239,7 +256,7 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
     @property
     def answered(self) -> dict[str, Any] | None:
         """The scope of the request whose response is being sent, or None if no response is being sent."""
-        return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
+        return dict(self._unanswered[0].scope) if self._unanswered and self._unanswered[0].response_started else None
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid data with a 400, and close the connection.
@@ -248,8 +265,8 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
         response, or immediately if the invalid data is in a body.
         """
         cycle = self.cycle
-        is_unanswered = not self._is_idle() and cycle.more_body and not cycle.response_started and not self.pipeline
-        if self._is_idle() or is_unanswered:
+        is_unanswered = len(self._unanswered) == 1 and cycle.more_body and not cycle.response_started
+        if not self._unanswered or is_unanswered:
             body = orjson.dumps((self._refusal or BadRequest(msg, code="invalid_http")).body())
             fields = [
                 *self.server_state.default_headers,
@@ -264,10 +281,6 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
             self.transport.close()
         else:
             cycle.keep_alive = False
-
-    def _is_idle(self) -> bool:
-        """Return whether the responses to all requests on the connection have ended."""
-        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
 
 class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):

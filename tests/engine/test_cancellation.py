@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -48,6 +50,19 @@ async def test_a_client_that_leaves_its_stream_ends_the_upstream_call(ours: Ours
     await seen.wait()
     assert not answer.left.is_set()
     await _leave(request)
+    await answer.left.wait()
+
+
+async def test_a_client_that_leaves_with_waiting_requests_ends_the_upstream_call(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
+    ours, answer = start(), upstream.stream(Signal())
+    parts, body = urlsplit(ours.url), json.dumps(BODY).encode()
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(2 * (b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)))
+    await answer.asked.wait()
+    assert not answer.left.is_set()
+    writer.close()
     await answer.left.wait()
 
 
