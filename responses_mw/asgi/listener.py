@@ -35,6 +35,7 @@ from websockets.frames import Frame
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
 from ..telemetry.context import WarningLimit
+from ..telemetry.metrics import LIMITS_REFUSED
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
 from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
@@ -153,6 +154,7 @@ class Unread:
 
     def _abort(self, transport: asyncio.Transport) -> None:
         self.remove(transport)
+        LIMITS_REFUSED.add(1, {"limit": "memory"})
         level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
         reason = f"the data that clients have not read exceeds limits.memory_bytes ({self._maximum})"
         client, size = transport.get_extra_info("peername"), transport.get_write_buffer_size()

@@ -28,6 +28,7 @@ from ..settings import Settings
 from ..settings.groups import AuthSettings, LimitSettings, ServerSettings
 from ..state import Page, State
 from ..telemetry.context import annotate
+from ..telemetry.metrics import LIMITS_REFUSED
 from ..threads import by_size
 from ..upstream import Caller, Standing, Upstream
 from .access import Origins, RateLimits
@@ -80,6 +81,7 @@ class Receiving:
         self._size += size
         inbound.size += self._counted - counted
         if self._counted and inbound.size > inbound.maximum:
+            LIMITS_REFUSED.add(1, {"limit": "memory"})
             raise Unavailable("The server is receiving too many large requests.")
 
     def clear(self) -> None:

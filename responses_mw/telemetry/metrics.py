@@ -70,7 +70,7 @@ EMBEDDING_DURATION = Histogram(
 # -- requests ------------------------------------------------------------------------------------------------------------
 
 _HTTP = (HTTP.METHOD, HTTP.SCHEME)
-_LIMITS = {"limit": ["requests", "streams", "background", "storage"]}
+_LIMITS = ["requests", "streams", "background", "storage"]
 
 REQUEST_DURATION = Histogram(
     HTTP.SERVER_DURATION,
@@ -82,12 +82,14 @@ REQUEST_DURATION = Histogram(
 ACTIVE_REQUESTS = UpDownCounter(HTTP.SERVER_ACTIVE, "{request}", "HTTP requests in progress.", _HTTP)
 STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open streams to clients.")
 WEBSOCKETS_OPEN = UpDownCounter("responses_mw.websockets.open", "{connection}", "Open WebSockets.")
-LIMITS_REFUSED = Counter("responses_mw.limits.refused", "{request}", "Requests that a limit refused, by limit.", _LIMITS)
+LIMITS_REFUSED = Counter(
+    "responses_mw.limits.refused", "{request}", "Requests that a limit refused, by limit.", {"limit": [*_LIMITS, "memory"]}
+)
 LIMITS_UNCHECKED = Counter(
     "responses_mw.limits.unchecked",
     "{request}",
     "Requests accepted unchecked because Redis was unavailable, by limit.",
-    _LIMITS,
+    {"limit": _LIMITS},
 )
 CACHE_MISSES = Counter(
     "responses_mw.cache.misses",

@@ -20,6 +20,7 @@ from websockets.frames import Frame, Opcode
 from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, Unread, http_protocol, websocket_protocol
 from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.garbage import nothing_left
 from tests.support.scripted import finish, text
 
@@ -60,15 +61,20 @@ async def slowly(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) -
     yield pieces[-1].encode()
 
 
+def refused_for_memory() -> float:
+    return REGISTRY.get_sample_value("responses_mw_limits_refused_total", {"limit": "memory"}) or 0
+
+
 async def test_large_bodies_are_refused_while_others_are_received_and_small_ones_are_not(
     ours: Ours, upstream: ScriptedUpstream
 ) -> None:
-    sent, go_on = asyncio.Event(), asyncio.Event()
+    sent, go_on, before = asyncio.Event(), asyncio.Event(), refused_for_memory()
     first = asyncio.create_task(ours.http.post("/v1/responses", content=slowly(large(), sent, go_on)))
     await sent.wait()
     async with asyncio.timeout(60):
         while (refused := await ours.http.post("/v1/responses/input_tokens", content="".join(large()))).status_code != 503:
             await asyncio.sleep(0.02)  # the first is still under way
+    assert refused_for_memory() > before
     assert refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "service_unavailable"
     upstream.whole({})
@@ -211,6 +217,7 @@ def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFix
         Waiting(20_000_000),
         Waiting(20_000_000),
     )
+    before = refused_for_memory()
     unread.add(first)
     first.size = 2_000_000
     unread.add(second)
@@ -219,6 +226,7 @@ def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFix
     assert (first.is_aborted, second.is_aborted, third.is_aborted) == (True, True, False)
     assert "closing the connection of ('192.0.2.1', 1234), which has not read 2000000 bytes" in caplog.text
     assert len(caplog.messages) == 1  # a warning for each would be a flood
+    assert refused_for_memory() == before + 2
 
 
 def test_slow_streams_are_not_closed_for_large_responses() -> None:
