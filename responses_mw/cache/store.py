@@ -27,7 +27,7 @@ MAX_PARTITION_BYTES = 64 * 1024 * 1024
 MAX_SHARDS = 16
 _OWNERS = "rmw:{c}:owners"
 _OWNER = re.compile(r"[a-z0-9]{1,64}")
-_GENERATION_TTL_MS = 7 * 24 * 3600 * 1000
+_MIN_GENERATION_TTL_MS = 7 * 24 * 3600 * 1000
 _PURGE_BATCH = 500
 _REGISTER_INTERVAL = 60.0
 _MAX_REGISTERED = 10_000
@@ -216,7 +216,7 @@ class Entries:
         for one in await self._owners() if owner is None else [owner]:
             is_first, left = 1, True
             while left:
-                replies = await self._each_shard(_PURGE, one, is_first, _GENERATION_TTL_MS, _PURGE_BATCH)
+                replies = await self._each_shard(_PURGE, one, is_first, _MIN_GENERATION_TTL_MS, _PURGE_BATCH)
                 removed += sum(int(gone) for gone, _ in replies)
                 is_first, left = 0, any(left for _, left in replies)
         return removed

@@ -543,6 +543,17 @@ async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cach
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
+async def test_the_generation_of_a_purge_lives_as_long_as_the_entries(open_cache: OpenCache, server: Plain) -> None:
+    cache, month = open_cache(cache__ttl=30 * 24 * 3600), 30 * 24 * 3600 * 1000
+    await cache.entries.purge(ALICE)
+    await ask(cache, key(cache), answer="Paris.")
+    [body] = server.keys("rmw:{c:*}:b:*")
+    generation = body.partition(b"b:")[0] + b"g"
+    assert server.pttl(generation) >= month  # otherwise, the new entry would be hidden
+    await cache.entries.purge(ALICE)
+    assert server.pttl(generation) >= month  # otherwise, entries that an interrupted purge has left would be found again
+
+
 async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner(open_cache: OpenCache) -> None:
     one, other = open_cache(), open_cache()
     miss = await one.lookup(key(one), EXACT, granted)

@@ -53,6 +53,7 @@ for _, name in ipairs({'i', 'e', 't', 'r', 'n', 'p:' .. new.partition, 'v:' .. n
   redis.call('PEXPIRE', prefix .. name, new.index_ttl, 'NX')
   redis.call('PEXPIRE', prefix .. name, new.index_ttl, 'GT')
 end
+redis.call('PEXPIRE', KEYS[1], new.index_ttl, 'GT')  -- without its generation, the entry would no longer be found
 local flight = prefix .. 'f:' .. new.id
 if redis.call('GET', flight) == new.token then redis.call('DEL', flight) end
 return 'kept'
