@@ -5,8 +5,8 @@
    in the same partition is a semantic hit if the texts of both requests are similar enough and the guard accepts them.
 3. The first of several identical requests without an exact hit takes a lock in Redis, the *flight*. The others, on any replica,
    wait for its answer, up to a timeout. The flight is renewed while the answer is made. It is released after a semantic hit,
-   when the answer is cached, or when the request ends, even after an error. Requests with `refresh` or `no_store` neither wait
-   nor hold a flight.
+   when the answer is cached or turns out not to be cacheable, or when the request ends, even after an error. Requests with
+   `refresh` or `no_store` neither wait nor hold a flight.
 4. A purge starts a new generation. An answer is stored only if the generation has not changed since the lookup.
 """
 

@@ -53,7 +53,7 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     async def embed(self, text: str, caller: Any = None) -> Vector:
-        """Request the vector of `text` with the credential of `caller`, and scale it to length 1.
+        """Request the vector of `text`, and scale it to length 1. `post` decides whether the credential of `caller` is sent.
 
         Raises `NoEmbedding` on every failure.
         """

@@ -38,7 +38,7 @@ VERSION = 4  # version of hashes and records. Entries of other versions are neve
 
 NEUTRAL = frozenset(
     {"items", "previous_response_id", "conversation"}  # hashed as the history that the model sees
-    | {"background", "background_options", "enable_response_messages"}  # requests with these fields are never cached
+    | {"background", "background_options", "enable_response_messages"}  # without effect in a cacheable request
     | {"prompt"}  # already expanded into the other fields
     | {"metadata", "store", "stream", "stream_options", "service_tier", "size", "cache"}
     | {"prompt_cache_options", "prompt_cache_retention"}
@@ -153,7 +153,7 @@ def _field(request: CreateResponse, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    # Encoding preserves the order of members, because a constrained model writes them in the order of the schema.
+    # As a string, an object keeps the order of its members. A constrained model writes them in the order of the schema.
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 
@@ -168,7 +168,7 @@ def _hash(data: bytes) -> str:
 # -- records -----------------------------------------------------------------------------------------------------------------
 
 _PARTS = {"message": {"content": "output_text"}, "reasoning": {"content": "reasoning_text", "summary": "summary_text"}}
-"""Maps the types of items in an answer to their members with parts, and these members to the type of the parts."""
+"""For each type of item in an answer, its members that are lists of parts, and the type of these parts."""
 _ROLES = {"message": "assistant", "reasoning": None}
 _ITEM_MEMBERS = {kind: frozenset({"type", "status", "role", *lists}) for kind, lists in _PARTS.items()}
 _PART_MEMBERS = frozenset({"type", "text"})

@@ -131,7 +131,7 @@ def signature(text: str, *, salt: str = "") -> Signature:
         text = unicodedata.normalize("NFKC", text).translate(_PLAIN)
     text = " ".join(text.split())
     bare = text.strip(EDGES + " ")
-    # The question mark counts if nothing else shows that the text is a question. Other capitals may change the meaning.
+    # The question mark counts if nothing else shows that the text is a question. All capitals but the first count too.
     is_marked = text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN)
     whole = digest(bare[:1].lower() + bare[1:] + "?" * is_marked)
     if letters and not all(map(_is_latin, text)):
@@ -292,7 +292,7 @@ def _cased(word: Word, noted: str) -> str:
 
 
 def _with_letters(words: list[Word]) -> list[Word]:
-    """Mark "a" and "I" as letters if they are no article and no pronoun (vitamin A, a few, World War I).
+    """Mark "a" and "I" as letters unless they are a plain article or pronoun (vitamin A, a few, World War I).
 
     Ignore the case of a letter that enumerates (vitamin D, plan B).
     """

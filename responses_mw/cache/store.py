@@ -22,7 +22,7 @@ from ..settings.groups import CacheSettings
 from .entry import Key
 
 MAX_PARTITION_ENTRIES = 10_000
-"""Maximum number of entries whose requests differ only in the last user text. A semantic lookup searches all of them."""
+"""Maximum number of entries in a partition, and in a shard. A semantic lookup searches all entries of a partition."""
 MAX_PARTITION_BYTES = 64 * 1024 * 1024
 MAX_SHARDS = 16
 _OWNERS = "rmw:{c}:owners"
@@ -104,6 +104,7 @@ class Stats:
 class Entries:
     """The cache entries of all owners. If Redis fails, the methods raise `Unavailable`.
 
+    `forget`, `purge` and `stats` raise `ValueError` if an owner is not 1 to 64 lower-case letters and digits.
     A *flight* is the lock of the request that makes an answer. Identical requests wait until it is released.
     """
 
@@ -112,7 +113,7 @@ class Entries:
         self._settings = settings
         self._registered: dict[str, float] = {}
         self._shards = max(1, min(settings.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
-        """Number of shards of an owner. If the owner's limit is changed, entries in other shards are no longer found."""
+        """Number of shards of an owner. If a new `cache.max_owner_bytes` changes it, many entries are no longer found."""
 
     # -- one entry ------------------------------------------------------------------------------------------------
 

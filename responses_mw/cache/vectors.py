@@ -80,7 +80,7 @@ class Scan:
         return [Match(entry, similarity, *read) for (entry, similarity), read in pairs if read is not None]
 
     async def _read(self, key: Key, vector: Vector, page: EntryPage | None) -> _Partition:
-        """Return the partition of `key` with all its entries."""
+        """Read the new entries in the partition of `key`, and return the partition."""
         self._latest = self._space_of(vector)
         place = key.partition, self._latest
         partition = self._partitions.pop(place, None) or _Partition(self._latest, len(vector))
@@ -143,7 +143,7 @@ class _Partition:
 
 
 def unit_vector(numbers: object) -> Vector:
-    """Scale `numbers` to length 1. Raises `ValueError` if it is no list of numbers, or its norm is zero or not finite."""
+    """Scale `numbers` to length 1. Raises `ValueError` if it is not a list of numbers, or the norm is 0 or not finite."""
     with np.errstate(over="ignore"):  # an overflow is reported below
         try:
             vector = np.asarray(numbers, dtype=np.float32)

@@ -31,7 +31,7 @@ EVENTS_BEFORE_OUTPUT = 3
 
 
 class ClaimedJob:
-    """A job that this worker has claimed, and its pending events. `renewed` is the loop time when the lease was requested."""
+    """A job claimed by this worker, and its pending events. `renewed` is the loop time when the lease was last requested."""
 
     def __init__(self, job: Job, renewed: float) -> None:
         self.job = job
@@ -43,7 +43,7 @@ class ClaimedJob:
         self.size = 0
         self.stopped: str | None = None
         self.is_interrupted = False  # whether the run was stopped before its end
-        self.task: asyncio.Task[None] | None = None  # None unless the run is running
+        self.task: asyncio.Task[None] | None = None  # the task that makes the turns, while it runs
         self._pending: list[bytes] = []
         self._count = 0
 
@@ -148,7 +148,7 @@ class EventLogWriter:
         for (claimed, batch), appended in zip(sending.items(), answers, strict=True):
             if appended is not None:
                 self._confirm(claimed, batch, began, appended=appended)
-            if claimed.is_behind:  # send the same batch again, because appending is idempotent, or the events since that batch
+            if claimed.is_behind:  # send the batch again, which is idempotent, or send later events
                 self._dirty[claimed] = None
                 self._woken.set()
 
@@ -215,7 +215,7 @@ async def clean_up(state: State, response_id: str) -> None:
 async def read_log(state: State, job: Job) -> LogReplay:
     """Replay a claimed job's log up to the first gap or damage.
 
-    Raises `Fenced` if the log was deleted, or `StateUnavailable` if Redis fails.
+    Raises `Fenced` if the log was deleted or ends too early, or `StateUnavailable` if Redis fails.
     """
     output = LogReplay()
     while output.next_number < job.next_number:
@@ -242,7 +242,7 @@ def _replay(output: LogReplay, batches: list[Batch]) -> bool:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """Return the history that the response continues, or an empty history if the history was deleted or is damaged."""
+    """Return the history that the response continues, or an empty history if it was deleted, is damaged or is too large."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:

@@ -44,7 +44,7 @@ from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, c
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after a job's creation during which the job waits for a replica with its key. New keys may still be rolled out."""
+"""Seconds after its creation that a job waits for a replica with its key. A new key may not have reached all replicas."""
 _LOG_STEP = 1024 * 1024  # growth in bytes of a running job's log before it is charged to the owner's quota
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""

@@ -82,7 +82,7 @@ class JobService:
             raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
-        """Store a run as a queued job and return the job's document.
+        """Store a run as a queued job and return the job's document. Call `check_secrets` first.
 
         `body` is the request from which `run` was prepared. `gate` first checks the caller's credential. Raises the same errors
         as `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
@@ -117,7 +117,8 @@ class JobService:
 
         The first batch may be empty. The last batch is `final`, unless this process stops or Redis is unavailable for
         `PATIENCE` seconds. If the log cannot be read further, the last batch is `response.failed`. The first read of the log
-        raises `BadRequest` if the log has expired or has not reached event `after`, or `StateUnavailable` if Redis fails.
+        raises `BadRequest` if the log has expired, or if the response is running and its log has not reached event `after`. It
+        raises `StateUnavailable` if Redis fails.
         """
         follower = _Follower(self._state, document, after, is_closed=self._stopped)
         self._followers.add(follower)
@@ -305,8 +306,8 @@ class _Follower:
     async def read(self, *, first: bool = False) -> list[Batch]:
         """Read the next batches. Return an empty list if the log has no new batches, or if the stream must be closed.
 
-        The `first` read raises `BadRequest` if the log has expired or has not reached event `number`, or `StateUnavailable` if
-        Redis fails. Later reads are repeated for `PATIENCE` seconds while Redis is unavailable.
+        The `first` read raises the errors of `follow`. While Redis is unavailable, later reads are repeated for `PATIENCE`
+        seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
@@ -323,7 +324,7 @@ class _Follower:
         return []
 
     async def _end(self, *, first: bool) -> list[Batch]:
-        """Return the last batches if the response has ended, or an empty list if the response is running."""
+        """Handle the end of the log. Return an empty list if the response is running, otherwise the last batches."""
         number = self.number
         try:
             last, has_ended = await self._state.jobs.progress(self.response_id)

@@ -84,8 +84,9 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`subscriber` creates a client for subscriptions. By default, they use the pool of `redis`. `aclose` also awaits
-        `also_close()`.
+        """`subscriber` creates a client for subscriptions, which by default share the pool of `redis`.
+
+        `aclose` awaits `also_close`, too.
         """
         self.redis = redis
         self._timeout = timeout
@@ -96,7 +97,7 @@ class Client:
         self._probes: dict[str, _Probe] = {}
         self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
         self.shared_secret: str | None = None
-        """The secret of the processes that share an embedded server, or None for other servers."""
+        """The secret of the processes that share an embedded server, or None if there is no such server."""
 
     @property
     def away_for(self) -> float:
@@ -120,7 +121,8 @@ class Client:
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         """Run a script once for each of `calls`, and return the replies in order.
 
-        If a call fails, its error is raised or, if `contained` is true, returned in place of the call's reply.
+        If a call fails, its error is raised or, if `contained` is true, returned in place of the call's reply. Outside
+        of a cluster, a failure of the server is the error of all calls, even of those that the server has executed.
         """
 
         async def ask() -> list[Any]:

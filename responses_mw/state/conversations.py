@@ -150,14 +150,14 @@ class Conversations:
             return int(last), items, sum(json_size(blob) for blob in blobs)
 
     async def _unpacked(self, blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
-        """Return the items. Raises Missing if Redis has evicted one, or OverBound if they take too much memory."""
+        """Decode items. Raises Missing if Redis has evicted one (None), or OverBound if they take too much memory."""
         present = [blob for blob in blobs if blob is not None]
         if len(present) < len(blobs):
             raise Missing("Conversation", conversation_id)
         return await by_size(sum(map(json_size, present)), unpack_items, present, MemoryBudget(self._max_memory))
 
     async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
-        """Return the script's reply without its verdict, or None if the item in `args` does not exist."""
+        """Run a script and return its reply without the verdict, or None if the item in `args` does not exist."""
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)
         return None if answer == b"cursor" else rest

@@ -22,7 +22,10 @@ from ..errors import APIError, NotFound, TooLarge, Unavailable
 
 
 class Missing(NotFound):
-    """The owner has no object with this id. If the id is in a request body, the caller must convert this error to a 400."""
+    """The owner has no object with this id.
+
+    The caller must convert this error to a 400 if the id of a response or an item comes from a request body.
+    """
 
     def __init__(self, kind: str, object_id: str) -> None:
         super().__init__(f"{kind} with id '{object_id}' not found.")
@@ -98,7 +101,7 @@ class Damaged(StateUnavailable):
 
 
 class Fenced(Exception):
-    """Another worker has taken over the response, or the response's record no longer exists. Stop writing to the response."""
+    """Another worker has taken over the response, or the response's record or log is missing. Stop writing to the response."""
 
 
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:

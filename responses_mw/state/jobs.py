@@ -53,7 +53,7 @@ class Jobs:
     """The records and event logs of background responses.
 
     A process leases a job before it runs or finalizes the job. Each lease has a token, and writes with an older token are
-    refused. All methods except `renew` and `append` raise StateUnavailable if Redis fails.
+    refused. All methods except `renew`, `append` and `count_log` raise StateUnavailable if Redis fails.
     """
 
     def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
@@ -83,7 +83,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota if the owner exceeds the quota."""
+        """Set the charge for a running job's event log to `size` bytes. Raises OverQuota if that exceeds the quota."""
         await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
@@ -91,7 +91,7 @@ class Jobs:
     ) -> Taken:
         """Lease the job to `worker` for `lease` seconds if its state permits that, and return the verdict.
 
-        `why` is `run`, `settle` (finalize the job if it is lost) or `cancel` (finalize the job even if another worker runs it).
+        `why` is `run`, `settle` (finalize a lost or failed job) or `cancel` (finalize the job even if another worker runs it).
         After `max_attempts` attempts, the verdict is `lost` or `failed`. If `owner` is not empty, the verdict on a job of
         another owner is `missing`. Raises NewerRecord if a newer release wrote the job.
         """
@@ -151,9 +151,9 @@ class Jobs:
         """Append a batch to the log of each job, and extend the leases of these jobs to `lease` seconds from now.
 
         `batches` contains the response id, the token and the batch of each job. Return for each job whether its batch is in the
-        log, or None if the job's server is unavailable. A batch is refused in three cases: another process has leased the job,
-        the job has ended, or the record or log is damaged or incomplete. A repeated call appends nothing, but extends the
-        leases again.
+        log, or None if the job's server is unavailable. A batch is refused in these cases: another process has leased the job,
+        the job has ended or was deleted, the record or log is damaged, or the batch does not continue the log. A repeated call
+        appends nothing, but extends the leases again.
         """
         # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
@@ -264,7 +264,7 @@ class Queue:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> tuple[int, float]:
-        """Return the number of waiting jobs, and the seconds that the oldest job has waited."""
+        """Return how many jobs a worker could claim now, and for how many seconds the oldest of them has waited."""
         jobs, waited = await self._client.script(_DEPTH, [QUEUE])
         return jobs, waited / 1000
 

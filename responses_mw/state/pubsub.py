@@ -150,7 +150,7 @@ class _Subscriber:
             case "ssubscribe":
                 self._pubsub.deliver(channel, b"")
             case "sunsubscribe" if channel in self._channels:
-                # It was left and joined again, or its slot has moved. In the second case, the node answers with an error.
+                # A receiver has joined since, or the channel's slot has moved. If it has moved, the node refuses to subscribe.
                 self._changes.put_nowait((channel, True))
 
 

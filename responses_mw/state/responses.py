@@ -46,7 +46,7 @@ BASE = "0" * RANDOM_LENGTH
 
 IDS_AT_ONCE = 100  # maximum number of ids in one script call
 CALLS_AT_ONCE = 8
-"""Maximum number of calls in one round trip. Each reads at most one turn."""
+"""Maximum number of calls in one round trip. Each call reads at most one turn."""
 
 _COMMIT, _GET, _DELETE, _RESOLVE = load("state", "commit", "get", "delete", "resolve")
 
@@ -178,7 +178,7 @@ class Responses:
     async def _history(
         self, address: Address, response_id: str, owner: str, fields: dict[str, bytes], *, conversation_required: bool = True
     ) -> Chain:
-        """Return the history up to the response. Raises Missing if a turn or the required conversation was deleted."""
+        """Return the history, including the response. Raises Missing if a turn or the required conversation was deleted."""
         seen: list[Item] = []
         if "seen" in fields:  # the conversation's items that preceded the response
             with reading("response"):
@@ -226,15 +226,15 @@ class Responses:
         """Store a finished response that continues `chain`.
 
         `document` is the complete response. Its id must contain the chain's tag. `items` are its input items with ids. If the
-        chain has a conversation, append the items and the output to it, unless the response failed or was cancelled. `token`
-        identifies the run. A repeated commit with the same token changes nothing.
+        chain has a conversation, append the items and the output to it, unless the response failed or was cancelled, or the
+        conversation no longer exists. `token` identifies the run. A repeated commit with the same token changes nothing.
 
         For a background response, `last` is the final batch of its log. This method does not check the quota of background
         responses. The maximum sizes do not apply to background responses that failed or were cancelled.
 
-        Raises Deleted if the response was deleted during the run. Raises Fenced if another worker has taken over the response,
-        or if the record of a background response no longer exists. Raises OverBound if a maximum size is exceeded, or OverQuota
-        if the owner would exceed the quota.
+        Raises Deleted if the response was deleted during the run. Raises Fenced if another worker has taken over the response.
+        For a background response, raises Fenced also if the record no longer exists, or if `last` does not continue the log.
+        Raises OverBound if a maximum size is exceeded, or OverQuota if the owner would exceed the quota.
 
         Raises StateUnavailable if Redis fails. The response may have been stored nevertheless. If the failure is temporary and
         `last` is None, the response is therefore removed as soon as Redis answers again.
@@ -285,7 +285,7 @@ class Responses:
             raise OverBound(f"The history exceeds the maximum of {options.chain_bytes} bytes or {options.chain_items} items.")
 
     async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
-        """Append the response to the parent's segment, or start a new segment with the whole history. Return the verdict."""
+        """Append the turn to the parent's segment or a fork of it, or else to a new root segment. Return the verdict."""
 
         async def commit(more: dict[str, Any], rest: Sequence[str | bytes] = (), size: int = 0) -> bytes:
             args = [orjson.dumps(facts | more), *write.args, *rest]

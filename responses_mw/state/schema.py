@@ -1,10 +1,10 @@
 """Define the names of keys (see docs/architecture.md), and encode and decode values.
 
-Values are JSON:
+Documents, jobs, items and turns are stored as JSON:
 
-    J<json>                       uncompressed
-    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal, which scripts check
-    <random><either>              a turn: the random part of the response's id, then {"input": [...], "output": [...]}
+    J<json>                    uncompressed
+    Z<size>:<frame>            compressed by Zstandard; <size> is the size of the JSON in bytes, which scripts count and limit
+    <random>J... or Z...       a turn: the random part of the response's id, then {"input": [...], "output": [...]}
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .values import Item, StoredTurn
 VERSION = 1
 """Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
 COMPRESS_FROM = 4096
-"""Minimum size of a compressed value in bytes.
+"""Minimum size in bytes of a JSON text or an event log that is compressed.
 
 Compressing a shorter turn would save half a kilobyte, but decompressing all turns of a long chain would take longer than the
 chain's round trips.
@@ -44,7 +44,7 @@ _RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The keys of a response, derived from the `tag` of its slot and the `random` part of its id."""
+    """The keys of a response, derived from the `tag` and the `random` part of its id."""
 
     tag: str
     random: str
@@ -151,7 +151,7 @@ def reading(kind: str) -> Iterator[None]:
 
 
 class _Zstandard(threading.local):
-    """Compressors and decompressors. They are slow to create, and threads must not share them."""
+    """A compressor and a decompressor for each thread. They are slow to create, and threads must not share them."""
 
     def __init__(self) -> None:
         # Level 1 gives smaller results than zlib in a quarter of the time.
@@ -212,7 +212,7 @@ def item_blobs(items: Sequence[Item], texts: Iterable[bytes]) -> list[str | byte
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """Return the uncompressed size in bytes of the value that begins at index `start` of `blob`."""
+    """Return the size of the JSON in the value at index `start` of `blob`, in bytes. Raises Damaged if it states none."""
     if blob[start : start + 1] == b"Z":
         with reading("value"):
             return int(blob[start + 1 : start + 16].partition(b":")[0])

@@ -45,7 +45,7 @@ class Health:
     max_memory    maxmemory in bytes; 0 means no limit
     fault         the reason why new responses are not stored now, or "" if they are stored
     warnings      messages for the operator, including `fault`
-    errors        reasons why the server must not start
+    errors        reasons why responses-mw must not start
     run_ids       the `run_id` of each node, which changes when the node restarts
     """
 

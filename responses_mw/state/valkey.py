@@ -122,7 +122,7 @@ async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
     """Lock the directory, and yield the descriptors that Valkey must inherit. The lock lasts until Valkey has ended.
 
-    If `data_dir` is None, nothing is locked. Raises StartupError if another server uses the directory.
+    If `data_dir` is None, nothing is locked. Raises StartupError if the directory is in use or cannot be used.
     """
     if data_dir is None:
         yield ()

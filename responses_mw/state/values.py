@@ -14,14 +14,14 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Options of stored state. Sizes are in bytes of uncompressed JSON.
+    """Options of stored state. Sizes are in bytes. All except `chain_memory` are sizes of uncompressed JSON.
 
     ttl_seconds      time to live of stored objects
     response_bytes   maximum size of a response with its input
     chain_bytes      maximum size of a history or conversation
     chain_items      maximum number of items of a history or conversation
     chain_memory     maximum memory of the decoded items of a history or conversation; small values take more than their JSON
-    owner_bytes      storage quota of each owner; 0 disables the quota
+    owner_bytes      storage quota of each owner, including overhead; 0 disables the quota
     patience         maximum seconds that a write is retried while Redis is unavailable
     """
 
@@ -40,7 +40,7 @@ class Pointer(NamedTuple):
     random    random part of the response's id
     segment   last segment of the history, which contains the response's turn
     length    number of turns of `segment` that belong to the history; the last one is the response's turn
-    path      earlier segments from the root on, as `name:length,...`
+    path      earlier segments, the oldest first, as `name:length,...`
     """
 
     random: str
@@ -50,7 +50,7 @@ class Pointer(NamedTuple):
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The name of each segment from the root on, and the number of its turns that belong to the history."""
+        """The name of each segment, the oldest first, and the number of its turns that belong to the history."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
@@ -69,7 +69,7 @@ class Chain:
     """A history of `items` that a new response continues. The new response's id contains `tag`.
 
     parent         the response that the new turn follows; None if the commit starts a new segment
-    turns          the stored turns of the history; if the parent no longer exists, the commit copies them to a new segment
+    turns          the stored turns of the history; the commit copies them to a new segment if it cannot extend the parent's
     size           size of the items' JSON in bytes
     conversation   id of the conversation to which the commit appends the new items; None if there is none
     seen           number of the conversation's last item in the history; the items are numbered from 1
@@ -96,7 +96,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored response: its complete `document`, and the `input` items of its own turn.
+    """A stored response: its `document`, and the `input` items of its own turn. The output is empty until the response ends.
 
     If `lost` is true, the background response is running without a valid lease, or is waiting and has not been checked
     recently. In this case, call `JobService.settle`.
@@ -122,7 +122,7 @@ class Job:
     """A background response that a process has leased with `token`. The output so far is in the log, not in `document`.
 
     next_number     number of the next event in the log
-    credential      the creator's encrypted credential; None after the credential has expired
+    credential      the creator's encrypted credential and tools; None if they have expired or were lost
     size            size of the request's JSON in bytes
     retries         number of retries after upstream errors since the job last made progress
     error           code and message of the upstream's last error; None if there was none
@@ -160,8 +160,8 @@ class Taken:
     done        the job has ended
     missing     the job does not exist, or belongs to another owner
 
-    The first four verdicts set `job` and `worker`. `worker` is the previous holder of the lease. It is "" if there was none, or
-    if the holder released the job.
+    The first four verdicts set `job` and `worker`. `worker` is the worker that held the lease before. It is "" if there was
+    none, or if that worker released the job.
     """
 
     verdict: str

@@ -37,7 +37,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 class Quota:
     """The accounts of stored bytes. Each owner may store up to `owner_bytes`; 0 disables the quota.
 
-    If Redis cannot read an account, the write is admitted and counted in a metric.
+    If an account is unavailable, the quota does not apply. A metric counts how often this happens.
     """
 
     def __init__(self, client: Client, owner_bytes: int) -> None:
@@ -56,7 +56,7 @@ class Quota:
             raise self._exceeded()
 
     async def reserve(self, write: Write) -> None:
-        """Reserve `write.size` bytes and overhead, or nothing if it is None. Raises OverQuota if they exceed the quota."""
+        """Reserve `write.size` bytes and overhead, or nothing if it is None. Raises OverQuota if they do not fit the quota."""
         if self.is_set and write.size is not None:
             maximum = self._final_maximum if write.is_admitted else self._maximum
             entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]
@@ -117,7 +117,7 @@ class Write(NamedTuple):
     size          bytes to reserve; None bypasses the quota
     ttl           time to live of the reservation in milliseconds
     is_admitted   whether the request has passed `Quota.check`
-    undo          the script that undoes the write, and its arguments; it has the same keys as the write; None if there is none
+    undo          the script that undoes the write, and its arguments; its keys are those of the write; None if there is no undo
     """
 
     script: Script
@@ -143,7 +143,7 @@ class Writer:
         self.quota = Quota(client, options.owner_bytes)
         self._client = client
         self._patience = options.patience
-        self._failing_since: float | None = None  # since the first temporary failure after the last write
+        self._failing_since: float | None = None  # when writes began to fail; None after a successful write
         self._pending: dict[Address, Write] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -164,7 +164,7 @@ class Writer:
         return bytes(verdict)
 
     async def _run_persistently(self, write: Write) -> Any:
-        """Run the script, again after temporary errors until this write, all writes or all commands failed for `patience`."""
+        """Run the script. Retry temporary failures until writes, or all commands, have failed for `patience` seconds."""
         began, pause = time.monotonic(), 0.02
         while True:
             try:
@@ -172,7 +172,7 @@ class Writer:
             except StateUnavailable as error:
                 if not error.passing:
                     raise
-                # `away_for` is 0 while other commands succeed, because they only read. Writes may succeed on another node.
+                # A read that succeeds resets `away_for`. A write to another node resets `_failing_since`, but not `began`.
                 self._failing_since = min(began, self._failing_since or began)
                 if max(self._client.away_for, time.monotonic() - self._failing_since) >= self._patience:
                     raise

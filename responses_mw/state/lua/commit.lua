@@ -29,9 +29,10 @@ local function root()
   return new.random, ''
 end
 
--- Return the segment to append to, and its path. This is the parent's segment if the parent is its last turn, otherwise a new segment
--- that forks from it. Return nil if the parent or its turns no longer exist, or if the path has too many forks. It is not enough to
--- compare lengths, because the last turn may have been deleted and another one appended. So the parent's record must be unchanged.
+-- Return the segment to append to, and its path. This is the parent's segment if the parent is its last turn and the new response can
+-- be continued, otherwise a new segment that forks from it. Return nil if the parent or its turns no longer exist, or if the path has
+-- too many forks. It is not enough to compare lengths, because the last turn may have been deleted and another one appended. So the
+-- parent's record must be unchanged.
 -- If the refs were evicted, it is unknown which turns are needed, so nothing is appended to the segment.
 local function branch(parent)
   local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')

@@ -1,6 +1,7 @@
 -- Shared functions, prepended to every script.
 -- The keys of a script are all in one slot. Keys that the script derives (segments, refs) have the prefix of KEYS[1].
--- Every script is idempotent: a repeated call changes nothing and returns the same reply.
+-- Every script can safely be repeated. The scripts that `Writer` retries (writes.py) are idempotent: a repeated call changes nothing
+-- and returns the same verdict.
 
 local VERSION = 1
 local QUEUE_TRUSTED = 10000  -- ms that a waiting job is assumed to be in the queue, before it is checked

@@ -1,7 +1,7 @@
 -- Replace the entries of the log of a background response that has ended with compressed ones. The id of an entry is still the
 -- number of its last event + 1, so a reader can continue from any event.
 -- KEYS: record
--- ARGV: the id and the compressed events of each entry
+-- ARGV: the number of the last event + 1 and the compressed events of each entry
 -- Returns: 1 the log is compressed; 0 the response has not ended at the last id or was deleted, or its log has expired
 
 local record = redis.call('HMGET', KEYS[1], 'status', 'next_seq')

@@ -1,6 +1,6 @@
 -- Look up items that a response created, or that were added to the conversation with the same tag.
 -- KEYS: record, conversation
--- ARGV: 1 owner, 2 maximum bytes, 3 '1' to return the response's turn, then the items' ids
+-- ARGV: 1 owner, 2 maximum bytes as stored, 3 '1' to return the response's turn, then the items' ids
 -- Returns: {turn of the response or nil, blob or nil for each id}; 'bound' if the turn and the items exceed the maximum
 
 local left = tonumber(ARGV[2])
