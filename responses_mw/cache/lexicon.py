@@ -292,7 +292,7 @@ def _frames(texts: list[str]) -> tuple[str, int, int]:
 
 
 def _first_frame(texts: list[str]) -> tuple[str, int]:
-    """Return the kind and length of the frame that begins `texts`. The length includes a comma. It is 0 if there is no frame."""
+    """Return the kind and length of the first frame in `texts`. The length includes a comma. It is 0 if there is no frame."""
     for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
         length = len(phrase)
         if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
