@@ -51,14 +51,17 @@ class SandboxSettings(BaseSettings):
     memory_bytes: int = Field(
         1024 * MIB, ge=MIN_MEMORY, description="maximum memory of a container, and address space of a process"
     )
-    disk_bytes: int = Field(256 * MIB, ge=MIB, description="maximum size of a container's files, which are in memory")
+    disk_bytes: int = Field(
+        256 * MIB, ge=MIB, description="maximum size of a container's files, which are in memory; no limit without namespaces"
+    )
     file_bytes: int = Field(64 * MIB, ge=MIB, description="maximum size of a file, and of the output of a call")
     max_processes: int = Field(64, gt=0, description="maximum number of processes and threads of a container")
     max_open_files: int = Field(256, ge=32, description="maximum number of open files of a process")
     output_bytes: int = Field(
         100_000,
         gt=0,
-        description="maximum size of stdout, of stderr, of the result and of the traceback in the outcome of a call",
+        description="maximum size in the outcome of a call: bytes of stdout and of stderr, characters of the result and of the "
+        "traceback",
     )
 
     @classmethod

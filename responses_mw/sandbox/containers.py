@@ -150,8 +150,8 @@ class Containers:
     async def _free_slot(self) -> int:
         """Return a free slot. If there is none, stop an idle container and wait for its slot.
 
-        The container is one of the owner with the most containers, and has been idle for longest. An owner who makes many
-        containers therefore loses their own.
+        Of the owners with idle containers, the one with the most containers loses the container that has been idle for longest.
+        Raises `SandboxError` if all containers are in use.
         """
         while not self._slots:
             if idle := [container for container in self._live.values() if not container.calls]:

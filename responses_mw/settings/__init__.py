@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings of `responses-mw serve`. A process that shares the environment or config file of `serve` ignores them."""
+"""Settings of `responses-mw serve`. Other processes that share the environment or config file of `serve` ignore them."""
 
 _OTHER_COMMANDS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
 """Prefixes of the variables for other commands, which may be set in the same environment."""

@@ -142,7 +142,7 @@ class UpstreamSettings(Group):
         30.0,
         ge=0,
         description="time that a stream waits for an overloaded upstream (429, 502, 503 or no connection); background "
-        "responses wait 20 times as long; 0 disables waiting",
+        "responses wait 20 times as long; 0 disables waiting, and the continuation of interrupted answers",
     )
 
     @field_validator("forward_headers")
@@ -311,7 +311,7 @@ class SearchSettings(Group):
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: ServerURL | None = None
-    """URL of the provider; required if the provider has no default URL, as SearXNG"""
+    """URL of the provider; required for searxng, optional for tavily and brave"""
     api_key: SecretStr | None = None
     """API key for the search provider"""
 

@@ -273,12 +273,15 @@ def count_response(request: RequestContext, kind: str) -> None:
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """If `request` failed, log a warning with its facts and `more`. Its error's message is logged only at level `debug`."""
+    """If `request` failed, log a warning with its facts and `more`.
+
+    The error's message is logged only at level `debug`, and only if the response is stored, because it may quote the request.
+    """
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
     log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
-    if request.stores and request.failure.message:  # the message may quote the request
+    if request.stores and request.failure.message:
         logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, request.failure.message)
 
 
@@ -288,8 +291,8 @@ def report_continuation(
     """Record in the metrics, the span and the log that an interrupted response was continued.
 
     `reason` is `broken`, `timeout`, or `worker` for a lost worker. `phase` is the last kind of output that the client had
-    received. `tokens` is the number of tokens that were kept, or None. `pause` is the time in seconds until the new answer
-    began, or None.
+    received. `tokens` is the number of tokens that were kept. `pause` is the time in seconds from the interruption until the
+    new answer began. Both are None if they are unknown.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:

@@ -100,7 +100,7 @@ CACHE_MISSES = Counter(
 UPSTREAM_WAITS = Counter(
     "responses_mw.upstream.waits",
     "{wait}",
-    "Waits within a stream for an overloaded or unavailable upstream, by status (502: no connection).",
+    "Waits for an overloaded or unreachable upstream, by status (502 or 504 if it is unreachable).",
     {"status": ["429", "502", "503", "504"]},
 )
 CACHE_LOOKUPS = Counter(

@@ -238,7 +238,7 @@ def tool_call_span(
 
     `label` is the label of the MCP server, or "" for other tools. `kind` and `server` become label values of a metric, so
     clients must not choose them. Yield a function `record(content, failed)`. It records whether the tool failed and, if
-    `captures_content` returns true, the result.
+    `captures_content` returns true, the arguments and the result.
     """
     request = current_request()
     described = {

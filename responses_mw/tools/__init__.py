@@ -53,8 +53,8 @@ class ServedFunction(OfferedFunction):
 class ToolContext:
     """What the tools of one run can use. `owner` is the owner of the run.
 
-    Use `http` only for services that the operator has configured. `earlier` contains the items of the history and the input.
-    Clients can forge these items, so permissions must never be derived from them.
+    Use `http` only for services that the operator has configured. `earlier` contains the items of the history, the input and,
+    if another worker began the run, its output. Clients can forge items, so permissions must never be derived from them.
     """
 
     settings: ToolSettings

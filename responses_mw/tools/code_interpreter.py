@@ -49,8 +49,8 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
 class CodeInterpreter(ServerTool):
     """The code interpreter in one run. Calls run one after another in the same container. If it is lost, a new one is made.
 
-    With `auto`, this is the container of the last call in the history or, without one, a new container. The sandbox refuses
-    containers of other owners. Nothing is sent to the sandbox before the first call.
+    With `auto`, the first call uses the container of the last call in the history or, without one, a new container. The sandbox
+    refuses containers of other owners. Nothing is sent to the sandbox before the first call.
     """
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:

@@ -213,7 +213,7 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response body. If the connection is lost or the body is too large, it ends early and the SDK finds it malformed.
+    """A response body. If the connection is lost or a limit is exceeded, it ends early, and the SDK finds it malformed.
 
     The SDK gets only data whose JSON values have been counted: whole lines of an event stream, otherwise the whole body.
     """

@@ -56,7 +56,7 @@ class Query:
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     place: Mapping[str, str] = field(default_factory=dict)
-    """The tool's `user_location`. Unless `country` is missing or "", it is two capital letters, perhaps of no country."""
+    """The tool's `user_location`. Its `country` may be missing, "", or any two capital letters, even of no country."""
     thorough: bool = False
     """Set for `search_context_size: high`: the search may be slower, and cost up to twice as much."""
     characters: int = 1_000

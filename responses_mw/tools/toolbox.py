@@ -85,7 +85,7 @@ class Tools:
     ) -> Toolbox | None:
         """Return the toolbox for a run of `owner`, or None if there is nothing to execute.
 
-        `tools` must have passed `check`. `items` are all items that the model sees, and `own` are those from the request. The
+        `tools` must have passed `check`. `items` are the history, the input and any output so far. `own` is the input. The
         trace headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
 
         Raises `BadRequest` if an approval refers to an unknown approval request, or if the request approves too many calls.

@@ -48,7 +48,7 @@ class TurnRequest:
     document: Document
     """The response so far. The model also sees its output."""
     size: int = 0
-    """Size of history and input as JSON, in bytes."""
+    """Size of history and input as JSON in bytes, or 0 if the size is unknown."""
     functions: Sequence[OfferedFunction] = ()
     """The functions that the model may call."""
     results: Mapping[str, str | list[Part]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Backend(ABC):
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         """Send the turn, and return it once its answer has begun.
 
-        Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `Upstream.open`.
+        Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `items` and `Upstream.open`.
         """
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
@@ -139,7 +139,10 @@ class Backend(ABC):
         return None
 
     async def continues(self, turn: TurnRequest) -> bool:
-        """Return whether the upstream can continue interrupted text of `turn`. Raises `APIError` if a request to it fails."""
+        """Return whether the upstream may be able to continue interrupted text of `turn`. `prefix` also checks the text itself.
+
+        Raises `APIError` if a request to the upstream fails.
+        """
         return False
 
     @abstractmethod
@@ -150,7 +153,7 @@ class Backend(ABC):
     async def check(self, turn: TurnRequest) -> None:
         """Check that the upstream's API can express the turn. `ResponsesBackend` leaves this check to the upstream.
 
-        Raises `BadRequest` if the API cannot express the turn, and the errors of `Upstream.dialect`.
+        Raises `BadRequest` if the API cannot express the turn, and the errors of `items` and `Upstream.dialect`.
         """
 
     @abstractmethod
@@ -197,7 +200,7 @@ class Backend(ABC):
         )
 
     def _unseal(self, owner: str, envelope: str, purpose: str = COMPACTION) -> bytes | None:
-        """Return the decrypted content of `envelope`, or None if the envelope belongs to another server, owner or purpose."""
+        """Return the decrypted content of `envelope`, or None if this server cannot open it for this owner and purpose."""
         try:
             return self._sealer.open(envelope, purpose=purpose, owner=owner)
         except InvalidEnvelope:

@@ -81,7 +81,7 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, fast == prompt.tokens), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return an interrupted turn's usage, or None if unknown. `items` are its output. `before` is the turn without it."""
+        """Return an interrupted turn's usage, or None if unknown. `items` are its output, which `before` lacks."""
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)
         tokens = await server.prompt_tokens(chat) if is_text(chat) else None
@@ -114,7 +114,7 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
-        """Call `ask` with the chat request of the turn. If `truncation` is `auto`, first truncate it to the context window."""
+        """Call `ask` with the turn's chat request. If `truncation` is `auto`, omit old items that exceed the context window."""
         items = await by_size(turn.size, self.items, turn)
         chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
         if turn.request.truncation == "auto":
@@ -254,7 +254,7 @@ class ResponsesBackend(Backend):
 
 
 def _is_summary(item: Item) -> bool:
-    """Return whether a reasoning item has only a summary. A server with readable reasoning gets the summary as reasoning."""
+    """Return whether a reasoning item has only a summary. Servers that accept reasoning as text get the summary as text."""
     return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
 
 

@@ -4,11 +4,12 @@
    The list alone is not enough, because some servers (llama.cpp, TGI, OpenRouter) show it without a valid credential.
 2. If the server returns the list, the check sends an empty chat request. The server responds with 401 or 403 if it rejects the
    credential. If it answers or reports an invalid request, the credential is accepted. No model runs.
-3. The list is inconclusive if the response is not a list, or has the status 403, 404, 405 or 501. A key with a 403 may still be
-   valid for chats. The other statuses mean that the server has no list.
+3. The list is inconclusive if the response is not a list, or has the status 403, 404, 405 or 501. A key that gets a 403
+   may still be valid for chats. The other statuses mean that the server has no list.
 4. If the list is inconclusive, or if the empty request fails with any other error, the check sends the smallest valid chat
    request. The server must answer it.
-5. If the server is overloaded or unreachable, the check raises an error. The caller is neither accepted nor rejected.
+5. Only a 401 or 403 rejects the credential. If the check fails in another way, for example because the server is overloaded or
+   unreachable, it raises an error. The caller is then neither accepted nor rejected.
 6. After a successful check or chat, the credential stays accepted for 30 seconds. Rejections are not cached.
 """
 
@@ -70,7 +71,7 @@ ACCEPTED_FOR = 30.0
 """Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
 CHECK_TIMEOUT = 10.0
-"""Timeout in seconds of a request that needs no model. Reads and cancels must not wait for `upstream.timeout`."""
+"""Timeout in seconds of a check that needs no model. To read or cancel a response must not take `upstream.timeout`."""
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""

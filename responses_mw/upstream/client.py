@@ -69,7 +69,7 @@ class Upstream:
     async def get(self, path: str, caller: Caller) -> Any:
         """Return the decoded JSON at `path`.
 
-        Raises `UpstreamError` if the request fails, or if the response is not JSON or too large.
+        Raises `UpstreamError` if the request fails, or if the response is not JSON, compressed or too large.
         """
         return await self._json(await self._fetch("GET", path, caller), caller)
 
@@ -97,7 +97,7 @@ class Upstream:
     async def dialect(self, caller: Caller) -> Dialect:
         """Return the configured dialect, or detect it. If the upstream refuses to list its models (4xx), return OpenAI's.
 
-        Raises `UpstreamError` if the upstream is overloaded, fails or cannot be reached.
+        Raises `UpstreamError` if the upstream is overloaded, fails, cannot be reached or refuses the operator's key.
         """
         if self._dialect is None:
             try:
@@ -125,7 +125,7 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """Check that the caller has an API key of this server or is accepted by the upstream (see `caller`).
+        """Check that the caller has an API key of this server or is accepted by the upstream (see the module `caller`).
 
         Call this before every side effect. Raises `Unauthorized` if the caller is refused, or `UpstreamError` if the check
         fails or is inconclusive.
@@ -149,8 +149,8 @@ class Upstream:
         """Open `stream`, and record whether the upstream accepted or refused `caller`.
 
         Raises `UpstreamError` if the upstream responds with an error, or if its answer is malformed. Raises its subclass
-        `UpstreamUnreachable` if there is no connection, `UpstreamBrokeOff` if the connection fails before the first chunk, and
-        `UpstreamTimeout` if no answer begins in time.
+        `UpstreamUnreachable` if there is no connection or it fails before the status arrives, `UpstreamBrokeOff` if it fails
+        later or a server may have crashed (see `from_status`), and `UpstreamTimeout` if connecting or answering takes too long.
         """
         try:
             await stream.open()

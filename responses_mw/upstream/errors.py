@@ -49,10 +49,10 @@ _PARAMS = {
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERLOAD = frozenset({429, 502, 503})
-"""Statuses after which the same request may succeed later. Neither the upstream nor a proxy has processed the request."""
+"""Statuses after which the same request may succeed later. Normally, no server has processed it (but see `CRASH_AFTER`)."""
 CRASH_AFTER = 1.0
 """Seconds after which a gateway's 502 means that a server received the request and failed. A gateway without a server answers
-sooner. The request may have crashed the server, so it must not be sent to another server."""
+sooner. The request may have crashed the server, so this is not treated as an overload, after which requests are repeated."""
 _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
 """Part of the message that Envoy sends with status 503 if a server failed in this way."""
@@ -215,7 +215,7 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     else:
         why = failure_reason(error) or type(error).__name__
         if isinstance(error, httpx.RemoteProtocolError):
-            # Without a cause, the connection was closed. Python's servers do so without a TLS handshake.
+            # Without a cause, the connection was closed. Python's TLS servers close it if the client sends plain HTTP.
             closed = "it closed the connection without an answer (it may have crashed, or need an https:// URL)"
             why = "its answer is not valid HTTP (an https:// server needs an https:// URL)" if error.__cause__ else closed
         failure = UpstreamUnreachable(f"The upstream cannot be reached: {why}.")

@@ -75,7 +75,7 @@ async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Cal
 
 
 async def _used(answer: ChatStream, *members: str) -> int:
-    """Return the last number at the path `members` in the chunks of `answer`."""
+    """Return the last number at the path `members` in the chunks of `answer`. Raises `UpstreamError` if there is none."""
     count = None
     async with aclosing(answer):
         await answer.open()
@@ -265,8 +265,8 @@ class PrefillProof:
 
     1. The prompt that the server renders for the request must end with the text. vLLM returns the prompt through `/tokenize`
        and `/detokenize`, llama.cpp through `/apply-template`.
-    2. The server must use this prompt, which vLLM with gpt-oss does not. Therefore, each model answers a sample. Its rendered
-       prompt must have as many tokens as the usage of the answer reports. This result is cached.
+    2. The server must use this prompt, which vLLM with gpt-oss does not. Therefore, each model answers a sample. The
+       sample's rendered prompt must have as many tokens as the usage of the answer reports. This result is cached.
     """
 
     def __init__(self, upstream: Upstream) -> None:

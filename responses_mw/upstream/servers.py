@@ -34,7 +34,7 @@ class Server:
         return None
 
     async def context_length(self, model: str) -> Any:
-        """Return the maximum number of tokens of the prompt and the answer together. The server's value is not validated."""
+        """Return the context length in tokens, as the server states it. Raises `UpstreamError` after any error response."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:

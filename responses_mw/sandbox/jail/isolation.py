@@ -51,7 +51,7 @@ _RESOURCES = {
 
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
-_INIT_PROCESSES = 2  # our own processes, which count if the container runs as our user
+_INIT_PROCESSES = 2  # the waiting process and the init process, which count if they run as the same user as the code
 _INSIDE = 1000  # our user id inside a user namespace; not 0, which the kernel treats differently
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
@@ -147,8 +147,8 @@ def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
 
     If `own_count` is false, `max_processes` is not applied, because the kernel would also count the user's other processes. If
-    `own_user` is false, the processes of the sandbox itself, which run as the same user, are added to it. `disk_bytes` is
-    applied by `enter_root`, not here.
+    `own_user` is false, it is raised by 2, because the container's other two processes (see `launch`) run as the same user.
+    `disk_bytes` is applied by `enter_root`, not here.
     """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
     if own_count:
@@ -160,7 +160,7 @@ def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Permanently drop all capabilities, set `no_new_privs` and umask 077, and call `hide`. If `uid` is set, use this user."""
+    """Permanently drop all capabilities, set `no_new_privs` and umask 077, and call `hide`. If `uid` is set, switch to it."""
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):

@@ -3,7 +3,8 @@
 The other processes in the container cannot send signals to the init process. When the init process exits, they are killed. The
 service controls the init process through its standard input and output:
 
-- For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`.
+- For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`. If
+  `/proc` cannot be mounted, it does not know these processes, and only freezes them.
 - When the input is closed, for example because the service crashed, the init process exits.
 - If the init process exits for another reason, it first writes the reason, for example `its process was killed by SIGKILL`. The
   service includes this text in its reply.
@@ -169,7 +170,7 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """Kill all processes except `code`. Return whether all of them have ended."""
+    """Kill all processes except `code`, or freeze them if there is no `/proc`. Return whether all known ones have ended."""
     if not namespaces:
         return True  # the code cannot start processes
     with contextlib.suppress(ProcessLookupError):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Members of the outer scope that belong to its server and connection. The members `responses_mw.*` are about the outer request.
+# Members of the outer scope that are not inherited, because they belong to its connection. The members `responses_mw.*`, which
+# are about the outer request, are not inherited either.
 _NOT_INHERITED = ("extensions", "subprotocols")
 # Headers that are not passed on. The response must not be compressed, and the request body is sent whole with a new length.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
@@ -51,8 +52,8 @@ _CANCEL_GRACE = 5.0
 class ASGITransport(httpx.AsyncBaseTransport):
     """Sends requests to `app` in this process, and streams its responses.
 
-    The request extension `asgi_scope` is the scope of the outer request. The sub-request inherits `app`, `state`, `root_path`,
-    `client`, the `Host` header and all members that the host application added.
+    The request extension `asgi_scope` is the scope of the outer request. The inner request inherits its `Host` header and its
+    members, such as `app`, `state`, `client` and those that the host application added. It has its own path and other headers.
 
     Raises `httpx.ReadError` if the application raises before its response is complete, and `httpx.RemoteProtocolError` if it
     returns before. Once the response has started, its stream raises these errors.

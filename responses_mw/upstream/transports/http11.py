@@ -67,7 +67,7 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
-        # Do not reuse another idle connection. It may be stale too, and a second close would fail the request.
+        # Do not reuse another idle connection. It may be stale too, and a second close would make the request fail.
         connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout, reuse=False)
         return await Exchange(connection).answer(outgoing)
 
@@ -189,7 +189,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return httpx.Response(self._status, headers=self._headers, stream=self, extensions={"divert": self.divert})
 
     def divert(self, take: Callable[[bytes], bool]) -> None:
-        """While the reader waits, pass incoming data to `take`.
+        """While the reader waits, pass each read that contains one piece of the body, but not its end, to `take`.
 
         If `take` returns false, the reader gets the data. If `take` raises an exception, the reader gets the exception.
         """
