@@ -207,7 +207,7 @@ class StateSettings(Group):
     ttl: WholeDuration = Field(7 * 24 * 3600, gt=0)
     """lifetime of a stored response; continuing it extends the lifetime of its history"""
     required: bool = False
-    """refuse a request with 503 if its response cannot be stored, instead of sending an unstored response"""
+    """fail a request if its response cannot be stored (503; 413 or 429 at a limit), instead of sending an unstored response"""
 
 
 class AuthSettings(Group):

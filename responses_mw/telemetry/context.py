@@ -71,7 +71,7 @@ class RequestContext:
     conversation: str = ""
     previous_response: str = ""
     model: str = ""
-    streams: bool | None = None  # whether the client requested a stream. None if the request does not create a response
+    streams: bool | None = None  # whether the client requested a stream. None if no response is created, compacted or counted
     stores: bool = False  # whether the response is stored. If not, its text must not be logged or added to spans
     cache: str = ""  # the result of the cache lookup: `exact`, `semantic` or `miss`
     cache_reason: str = ""

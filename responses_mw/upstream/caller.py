@@ -10,7 +10,8 @@
    request. The server must answer it.
 5. Only a 401 or 403 rejects the credential. If the check fails in another way, for example because the server is overloaded or
    unreachable, it raises an error. The caller is then neither accepted nor rejected.
-6. After a successful check or chat, the credential stays accepted for 30 seconds. Rejections are not cached.
+6. After a successful check or chat, the credential stays accepted for 30 seconds. Rejections are not cached, nor is the
+   result for a caller whom the host application may identify by other means than headers.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ ACCEPTED_FOR = 30.0
 """Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
 CHECK_TIMEOUT = 10.0
-"""Timeout in seconds of a check that needs no model. To read or cancel a response must not take `upstream.timeout`."""
+"""Timeout in seconds of a check that needs no model. Reads and cancels of responses wait for it, not for `upstream.timeout`."""
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""

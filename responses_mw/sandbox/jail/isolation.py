@@ -147,7 +147,7 @@ def limit(limits: dict[str, int], *, own_count: bool, own_user: bool) -> None:
     """Set the resource limits of this process and its children. `limits` maps the names in `LIMITS` to values.
 
     If `own_count` is false, `max_processes` is not applied, because the kernel would also count the user's other processes. If
-    `own_user` is false, it is raised by 2, because the container's other two processes (see `launch`) run as the same user.
+    `own_user` is false, it is increased by 2, because the container's other two processes (see `launch`) run as that user too.
     `disk_bytes` is applied by `enter_root`, not here.
     """
     bounds = {kind: limits[name] for kind, name in _RESOURCES.items()} | {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0}
