@@ -20,7 +20,7 @@ _LINK = re.compile(r"\[(?P<title>[^\[\]\n]++)\]\(https?://")
 
 
 class MCPSearch(SearchProvider):
-    """Searches with an MCP tool. The setting `search.provider` names it as `label/tool`. Its arguments are `{"query": ...}`.
+    """Searches with an MCP tool. The setting `search.provider` names it as `label/tool`. It is called with `{"query": ...}`.
 
     The tool returns JSON or text. JSON is a list of objects, or an object with such a list as its member `results`,
     `web.results`, `organic` or `data`. A JSON string, number or boolean is a text. In a text, each paragraph with a URL is one

@@ -52,7 +52,7 @@ class TurnRequest:
     functions: Sequence[OfferedFunction] = ()
     """The functions that the model may call."""
     results: Mapping[str, str | list[Part]] = field(default_factory=dict)
-    """Maps the ids of call items to the results of the calls made in this response."""
+    """Maps the ids of call items to the results of the calls made in this run."""
     number: int = 1
     """Number of turns begun: 1 during the first turn, 0 before it."""
     is_last: bool = False

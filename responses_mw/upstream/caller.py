@@ -72,7 +72,7 @@ ACCEPTED_FOR = 30.0
 """Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
 CHECK_TIMEOUT = 10.0
-"""Timeout in seconds of a check that needs no model. Reads and cancels of responses wait for it, not for `upstream.timeout`."""
+"""Timeout in seconds of a request that needs no model. Reads and cancels would otherwise wait for `upstream.timeout`."""
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""

@@ -208,7 +208,10 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Discard a message that nobody will read, and cancel the application while it makes its next chunk."""
+        """Discard a message that nobody will read, and cancel the application while it makes its next chunk.
+
+        Raises `OSError` if the response has not started, or after `_MAX_DROPPED` messages.
+        """
         self._dropped += 1
         if self._head is None or self._dropped > _MAX_DROPPED:
             raise OSError("The reader has disconnected")
