@@ -41,16 +41,16 @@ from .upstream.transports.asgi import ASGITransport
 logger = logging.getLogger(__name__)
 
 COMMIT_TIMEOUTS = 5
-"""Maximum time to retry storing a finished response, in multiples of `redis.timeout`."""
+"""Maximum time to retry a write of a response or conversation to Redis, in multiples of `redis.timeout`."""
 
 IN_PROCESS = "http://localhost"
 """Base URL for calls to the wrapped application in this process."""
 
 _MAX_EMBEDDING_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of a response with an embedding, about fifty times the size of the largest vectors in use."""
+"""Maximum size in bytes of an embeddings response, about fifty times that of the largest vectors in use."""
 
 _DETECTION_TIMEOUT = 2.0
-"""Maximum number of seconds for detecting the upstream's dialect at startup."""
+"""Timeout in seconds for detecting the upstream's dialect at startup."""
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
@@ -94,11 +94,11 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in Redis. Without `redis.url`, start an embedded Redis. If none is installed, yield None.
+    """Open the state in Redis. Without `redis.url`, open the embedded store. If none is installed, yield None.
 
     If the Redis at `redis.url` is not available yet, log a warning. Raises `StartupError` in these cases:
 
-    - `redis.url` is invalid, or the embedded Redis cannot start.
+    - `redis.url` is invalid, or the embedded store cannot start or cannot use `redis.data_dir`.
     - The Redis at `redis.url` is unsuitable, for example because it is a replica.
     - The Redis at `redis.url` may evict data, and `redis.allow_eviction` is not set.
     """
@@ -150,7 +150,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
 
 
 class Core(NamedTuple):
-    """The objects that a server or a worker needs to make responses. `state` and `cache` are None if nothing is stored."""
+    """The objects that a server or a worker needs to make responses. Without stored state, `state` and `cache` are None."""
 
     upstream: Upstream
     state: State | None
@@ -306,8 +306,8 @@ class ResponsesMiddleware(Dispatcher):
     """ASGI middleware that serves `/v1/responses` and `/v1/conversations`. Requests for other paths are passed to `app`.
 
     The upstream is the server at `settings.upstream.url` or, without a URL, `app`. If `settings` is None, as under
-    `vllm serve --middleware`, the settings are read with `Settings.from_environment`, which may raise an error. `transport`
-    replaces the default transport for requests to the upstream. It is closed at shutdown.
+    `vllm serve --middleware`, they are read with `Settings.from_environment`, which raises an error if they are invalid.
+    `transport` replaces the default transport for requests to the upstream. It is closed at shutdown.
     """
 
     def __init__(
@@ -321,8 +321,8 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    If `settings` is None, the settings are read with `Settings.from_environment`, which may raise an error. Raises `ValueError`
-    if `upstream.url` is not set. Also raises the errors of `APIKeys.of`.
+    If `settings` is None, they are read with `Settings.from_environment`, which raises an error if they are invalid. Raises
+    `ValueError` if `upstream.url` is not set, and `StartupError` if the API keys are invalid.
     """
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:

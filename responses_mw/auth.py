@@ -2,10 +2,10 @@
 
 - An *API key* is issued by the operator of this server. If there are API keys, requests without a valid key are refused.
 - Every stored object has an *owner*. Callers with a different owner cannot see the object.
-- A *gate* is a function that checks the caller. It is awaited before any side effect, such as a tool call or a write to Redis.
-  All functions and classes with side effects require a gate as an argument, so that none can omit the check. A request's gate
-  calls `Upstream.verify`, which raises `Unauthorized` if the upstream refuses the caller. It raises `UpstreamError` if the
-  upstream gives no clear answer.
+- A *gate* is a function that checks the caller. A run awaits its gate before any side effect, such as a tool call or a write to
+  Redis. Code that causes these side effects takes the gate as an argument, so that it cannot omit the check. Endpoints without
+  a run call `EndpointContext.verified` first. Both call `Upstream.verify`, which accepts callers with an API key. For others,
+  it raises `Unauthorized` if the upstream refuses the caller, and `UpstreamError` if the upstream gives no clear answer.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
     2. the name of the request's API key
     3. the header `Authorization`
 
-    Without this header, the owner is `ANONYMOUS`. Raises `BadRequest` if the tenant's header is required, but is missing, empty
-    or sent more than once. Raises `Forbidden` if the request names a tenant, but `auth.tenant_keys` excludes its API key.
+    If none applies, return `ANONYMOUS`. Raises `BadRequest` if the first applies, but the header is missing, empty or sent more
+    than once. Raises `Forbidden` if the request names a tenant, but `auth.tenant_keys` excludes its API key.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:

@@ -1,4 +1,4 @@
-"""The errors that a caller can receive. `state.errors` defines more subclasses.
+"""The errors that a caller can receive. `state.errors` defines further subclasses of them.
 
 APIError                        an HTTP status and the error body that OpenAI documents
 ├── BadRequest                  400  the request is invalid
@@ -9,14 +9,14 @@ APIError                        an HTTP status and the error body that OpenAI do
 ├── NotFound                    404  the owner has no such object, or the path is unknown
 ├── MethodNotAllowed            405  the path does not support the method
 ├── RequestTimeout              408  the client stopped sending its request, or sent it too slowly
-├── Conflict                    409  another request with the same idempotency key is in progress
+├── Conflict                    409  another request with the idempotency key is in progress, or its reservation has expired
 ├── UpgradeRequired             426  the server does not accept WebSockets
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
 ├── WorkerLost                  500  the worker of a background response was lost, and no other worker can continue it
 ├── Unavailable                 503  the server, or a service that it needs, is temporarily unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or did not answer
     ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection without an answer
-    ├── UpstreamBrokeOff        502  the upstream's answer ended before it was complete
+    ├── UpstreamBrokeOff        502  the upstream failed while it processed the request or sent its answer; 503 if it sent 503
     └── UpstreamTimeout         504  the upstream did not answer in time
 """
 
@@ -31,8 +31,8 @@ E = TypeVar("E", bound=BaseException)
 def without_traceback(error: E) -> E:
     """Return `error` without its traceback and its causes. Call this before an object of the failed request keeps the error.
 
-    The frames of a traceback refer to the objects of the request, such as its body. If one of them refers to the error, only
-    the garbage collector frees them, which `serve` makes rare.
+    The stack frames in a traceback refer to the objects of the request, such as its body. If such an object also refers to the
+    error, all of them stay in memory until the garbage collector runs, and `serve` makes it run rarely.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -15,7 +15,7 @@ from .errors import BadRequest, MethodNotAllowed
 
 MAX_ERROR_BODY = 1024 * 1024
 MAX_BODY = 64 * MAX_ERROR_BODY
-"""Maximum size in bytes of a response body that is read completely into memory."""
+"""Default maximum size in bytes of a response body that is read completely into memory."""
 
 _CLOSE = {"connection": "close"}
 _DIGITS = re.compile(rb"[0-9]{1,18}")

@@ -2,7 +2,7 @@
 
     resp_<tag><random>          a response; all responses of a history have the same tag, hence the same Redis Cluster slot
     conv_<tag>                  a conversation
-    msg_<tag><random><n>        item `n` of the response resp_<tag><random>, counted from 0; its input items come first
+    msg_<tag><random><n>        item `n` of the response resp_<tag><random>, counted from 0, beginning with its input items
 
 An item that is added to a conversation directly has the conversation's tag, and the random part of the request that added it.
 

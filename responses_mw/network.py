@@ -1,4 +1,4 @@
-"""Find address families, create the TLS context, and describe failed connections for logs and error messages."""
+"""Select address families, create the TLS context, and describe failed connections for logs and error messages."""
 
 from __future__ import annotations
 

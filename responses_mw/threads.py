@@ -29,7 +29,8 @@ MAX_INLINE_BYTES = 256 * 1024
 class Garbage:
     """Runs the garbage collector each time `by_size` has processed `maximum` bytes of large messages.
 
-    Reference cycles, such as those of the MCP SDK, keep large requests. `serve` makes collections rare, but sets a maximum.
+    Reference cycles, such as those of the MCP SDK, keep large requests in memory. `serve` makes automatic collections rare, and
+    therefore sets `maximum`. By default, it is infinite.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class APIKeyMiddleware:
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """If `upstream_key` is set, it replaces the API key in the request. An `app` that forwards all headers needs it."""
+        """`upstream_key` replaces the API key in the request, for an `app` that forwards the header to the upstream."""
         self._app = app
         self._keys = keys
         self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
@@ -71,9 +71,9 @@ class Origins:
     """Protection against cross-site request forgery (CSRF).
 
     Any web page can make a browser send a POST request to this server. This is dangerous if the upstream requires no
-    credential. Requests from web pages are therefore accepted only if the page is on this server's host or its origin is in
-    `allowed`. Requests with neither `Origin` nor `Sec-Fetch-Site` are accepted, because they do not come from a browser. There
-    is no protection against DNS rebinding.
+    credential. `check` therefore accepts requests from web pages only if the page is on this server's host or its origin is in
+    `allowed`. Requests with neither `Origin` nor `Sec-Fetch-Site` are accepted, because they do not come from a browser.
+    GET, HEAD and OPTIONS requests are not checked, except for WebSockets. There is no protection against DNS rebinding.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:
@@ -108,8 +108,8 @@ class RateLimits:
     The counts are stored in Redis and apply to all replicas together. If Redis is unavailable, requests are not limited. If
     `usage` is None, nothing is limited.
 
-    `request`, `stream` and `background` do nothing if their limit is not set. Otherwise, they first call `verify`, which checks
-    the caller's credential and may raise an error. They raise `RateLimited` if the owner is over the limit.
+    `request`, `stream` and `background` limit nothing if their setting is 0. Otherwise, they first check the credential of the
+    caller with `verify`, and raise its errors. They raise `RateLimited` if the owner is over the limit.
     """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings, verify: Callable[[Caller], Awaitable[None]]) -> None:

@@ -105,13 +105,13 @@ class Admin:
         return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
     async def _ready(self, query: list[tuple[str, str]]) -> Response:
-        """Run all checks. If a required check fails, respond with a 503, so that load balancers skip this replica."""
+        """Run all checks. Respond with a 503 if one fails, unless the fault is shared and `require` does not name the check."""
         required = {name for _, value in query for name in value.split(",")}
         if any(name != "require" for name, _ in query) or not required <= self._checks.keys():
             return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
         found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
         self._reached.update(name for name, finding in found.items() if not finding.fault)
-        # An outage of Redis or the upstream affects all replicas. Redis is required until reached, as its URL may be wrong.
+        # An outage of Redis or the upstream affects all replicas. If Redis was never reached, its URL may be wrong.
         shared = {"upstream", *(name for name, finding in found.items() if finding.away and name in self._reached)}
         ready = not any(finding.fault and (name in required or name not in shared) for name, finding in found.items())
         results = {name: finding.fault or "ok" for name, finding in found.items()}
@@ -227,8 +227,9 @@ async def _measure_lag() -> None:
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
     """Serve the admin port and record periodic metrics until the context exits.
 
-    If `settings.admin_port` is 0, no port is opened, and metrics are recorded only if OpenTelemetry exports them. Raises
-    `StartupError` if the port cannot be opened. If another process of this server is using the port, only log a warning.
+    If `settings.admin_port` is 0, no port is opened, and these metrics are recorded only if OpenTelemetry exports them. Raises
+    `StartupError` if the port cannot be opened. Processes of one server that share their metrics share the port. Otherwise, the
+    first process opens the port, and the others log a warning.
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
@@ -240,7 +241,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port. Return None if another process of this server is using it. Other failures raise `StartupError`."""
+    """Open the port. Return None if another process of this server has opened it. Other failures raise `StartupError`."""
     # Each process that shares its metrics can serve the metrics of all processes, so these processes also share the port.
     shares = server_group() is not None and is_shared()
     try:

@@ -84,7 +84,7 @@ class ErrorResponse(JSONResponse):
     """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """If `cause` is set, it is logged instead of `error`. Its message is not sent to the client."""
+        """If `cause` is set, it is recorded in logs and spans instead of `error`. Its message is not sent to the client."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = without_traceback(cause or error)
 
@@ -184,7 +184,8 @@ class RunJSONResponse(EventResponse):
 class EventStreamResponse(EventResponse):
     """The events of a run as server-sent events. Each batch is sent as one ASGI message, so no event is split.
 
-    Events that the run passes to `outlet` are written directly to the connection. This requires a `BODY_WRITER` in the scope.
+    Events that the run passes to `outlet` are written directly to the connection, with the scope's `BODY_WRITER`. `outlet` must
+    be None if the scope has no `BODY_WRITER`.
     """
 
     def __init__(self, run: Batches, settings: ServerSettings, outlet: Outlet | None = None) -> None:

@@ -42,7 +42,7 @@ _LEASE = 30.0
 """Seconds that a key is reserved. The reservation is renewed while the request runs. It expires if the replica is lost."""
 RENEWAL_INTERVAL = _LEASE / 3
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
-"""Initial and maximum number of seconds between two checks whether the other request has ended."""
+"""Initial and maximum number of seconds between two checks of whether the other request has ended."""
 
 
 async def once(
@@ -52,7 +52,8 @@ async def once(
 
     `body` is the decoded body of the request.
 
-    Raises `BadRequest` if the key is invalid, if the request sets `store: false`, or if `state` is None.
+    Raises `BadRequest` if there is more than one key, if the key is invalid, if the request sets `store: false`, or if `state`
+    is None.
     """
     keys = headers.getlist(HEADER)
     if not keys:
@@ -86,7 +87,8 @@ class OnceOnly:
         """Return the stored response to an earlier request with the key. If there is none, reserve the key and return None.
 
         If another request is creating the response, wait for it. If `wait` is false, raise `Conflict` instead. Raises `Missing`
-        if the response was deleted, and `BadRequest` if the key was used with another body. Also raises the gate's errors.
+        if the response was deleted or has expired, `BadRequest` if the key was used with another body, `StateUnavailable` if
+        Redis fails, and the gate's errors.
         """
         await self._gate()
         pause = _MIN_PAUSE
@@ -162,7 +164,10 @@ class OnceOnly:
                 raise
 
     async def name(self, response_id: str) -> None:
-        """Record the id of a background response before its creation. Raises `Conflict` if the reservation has expired."""
+        """Record the id of a background response before its creation.
+
+        Raises `Conflict` if the reservation has expired, or `StateUnavailable` if Redis fails.
+        """
         if not await self._update(_LEASE, response_id):
             message = f"The reservation of this '{HEADER}' expired, because the request took too long. Repeat the request."
             raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
@@ -192,6 +197,6 @@ class OnceOnly:
                 logger.debug("could not renew the lease of an idempotency key: %s", error.message)
 
     async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:
-        """Store the key for `seconds`, or delete it if `seconds` is 0. Return false if the reservation has expired."""
+        """Keep the key for at least `seconds`, or delete it if `seconds` is 0. Return false if the reservation has expired."""
         args: Args = [self._token, int(seconds * 1000), response_id, done]
         return bool(await self._state.client.script(_UPDATE, [self._name], args))

@@ -47,12 +47,12 @@ MAX_HEAD = 64 * 1024
 MAX_PIPELINED = 32
 """Maximum number of requests that wait for the responses to earlier requests of their connection."""
 MAX_FRAMES = 10_000
-"""Maximum number of frames of a WebSocket until a message is read: fragments of one message, pings and pongs.
+"""Maximum number of frames (fragments, pings and pongs) that a WebSocket may receive before the application reads a message.
 
-A fragment of one byte takes 50 bytes of memory. Each frame takes about 3 us of the event loop.
+A fragment of one byte takes 50 bytes of memory. Each frame takes about 3 us of CPU time.
 """
 MAX_QUEUED = 1000
-"""Maximum number of messages of a WebSocket that wait to be read by the application. They arrived together in one read."""
+"""Maximum number of messages of a WebSocket that arrived in one read of the socket and wait for the application."""
 MAX_STREAM_BUFFER = 320 * 1024
 """Maximum number of unread bytes of a connection that `Unread` does not count.
 
@@ -60,7 +60,8 @@ A slow stream has no more: 64 KiB, at which uvicorn waits for the client, and on
 at most 256,000 bytes.
 """
 END_TIMEOUT = 12.0
-"""Seconds after the drain timeout to store and send failed responses. If Redis is unavailable, storing takes up to 10 s."""
+"""Seconds after the drain timeout to store and send failed responses. With the default `redis.timeout`, storing is retried for
+up to 10 s while Redis is unavailable."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -134,7 +135,7 @@ class DrainingServer(uvicorn.Server):
 class Unread:
     """The large responses and messages that clients have not read yet. Their total is limited to `maximum` bytes.
 
-    If a new one exceeds the total, the connections that have waited for longest are aborted.
+    If a new one exceeds the total, the connections that have waited longest are aborted. A single connection may exceed it.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -184,8 +185,8 @@ class _Buffering(asyncio.Protocol):
 class HTTPProtocol(_Buffering, HttpToolsProtocol):
     """uvicorn's httptools protocol with checks of upgrade requests, and with limits on heads, trailers and pipelined requests.
 
-    An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is ignored, and the
-    connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
+    An upgrade request must be a GET without a body. An upgrade to a protocol other than WebSocket is served as a plain request,
+    and the connection is closed after the response. Invalid requests are refused with a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None
@@ -288,8 +289,8 @@ class HTTPProtocol(_Buffering, HttpToolsProtocol):
 class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with a limit on the incomplete messages of all connections together (see `Inbound`).
 
-    A connection that exceeds the limit is closed with the code 1013. A connection is aborted if a large message takes
-    too long, if a message has too many fragments, or if too many pings or messages arrive at once.
+    If a large message exceeds the limit, its connection is closed with the code 1013. A connection is aborted if such a message
+    takes more than `MESSAGE_TIMEOUT` seconds, or if the connection exceeds `MAX_FRAMES` or `MAX_QUEUED`.
     """
 
     inbound: ClassVar[Inbound]

@@ -46,7 +46,8 @@ OpenApplication = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManag
 class Dispatcher:
     """ASGI middleware that serves the Responses API with the application, and passes all other requests to `app`.
 
-    The application is opened when the host's lifespan starts. If the host has no lifespan, it is opened on the first request.
+    The application is opened when the host's lifespan starts. If the host has no lifespan, it is opened by the first request
+    that it serves.
     """
 
     def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
@@ -85,14 +86,14 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope, path: str | None) -> None:
-        """Refuse a WebSocket for our paths with `UpgradeRequired` if they are turned off. For HTTP, call `check_upgrade`."""
+        """Raise `UpgradeRequired` for a WebSocket to our paths if WebSockets are off. For HTTP, call `check_upgrade`."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and path is not None:
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, without a final slash. Return None if the wrapped `app` serves the path."""
+        """Return the path from `/v1` on, without slashes at the end. Return None if the wrapped `app` serves the path."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):  # some hosts include `root_path` in the path
@@ -105,7 +106,7 @@ class Dispatcher:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the lifespan to `app`. The application is open before `app` starts, and the worker runs while `app` runs."""
+        """Pass the lifespan to `app`. Open the application before `app` starts, and run the worker while `app` runs."""
 
         async def receive_and_open() -> Message:
             message = await receive()
@@ -137,9 +138,9 @@ class Dispatcher:
             return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open the application on the first request, because the host has no lifespan. Close it when the event loop ends.
+        """Open the application for a request, because the host has no lifespan. Close it when the event loop ends.
 
-        Raises `Unavailable` if the application cannot be opened. The next request tries again.
+        Raises `Unavailable` if opening raises `StartupError`. The next request tries again.
         """
         try:
             opened = await self._open(scope)

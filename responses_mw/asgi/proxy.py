@@ -1,7 +1,8 @@
 """A reverse proxy for all paths that the Responses API does not use.
 
 1. The path below `base_path`, the query, the headers and the body are forwarded unchanged. Only hop-by-hop headers (RFC 9110,
-   section 7.6.1) and `Expect` are removed, and `Host` and `X-Forwarded-*` are set. Bodies must match their `Content-Length`.
+   section 7.6.1) and `Expect` are removed, `Host` is replaced, and `X-Forwarded-*` headers are added (see `_request_headers`).
+   Request bodies must match their `Content-Length`.
 2. Bodies are streamed in both directions with backpressure. Each chunk is forwarded as soon as it is read.
 3. If the client or the upstream disconnects early, the other connection is closed too. The client therefore cannot mistake an
    interrupted response for a complete one.
@@ -52,8 +53,8 @@ _MAX_DECODINGS = 3
 class ReverseProxy:
     """An ASGI application that forwards requests to the URL `upstream`, such as `http://vllm:8000` or `http://vllm:8000/base`.
 
-    `base_path`, such as `/openai`, is removed from the start of paths. Only requests in `passable` are forwarded. If `passable`
-    is None, all methods except CONNECT and TRACE are forwarded. `transport` is closed at the end of the lifespan.
+    `base_path`, such as `/openai`, is removed from the start of paths. If `passable` is not None, only the requests in it are
+    forwarded. CONNECT, TRACE and WebSockets are always refused. `transport` is closed at the end of the lifespan.
 
     If the upstream's response is interrupted, `UpstreamError` is raised. The server then closes the client's connection.
     """
@@ -115,7 +116,10 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return the body: bytes if it is one ASGI message, otherwise a stream. Return None if the client has disconnected."""
+        """Return the body: bytes if it is one ASGI message, otherwise a stream. Return None if the client has disconnected.
+
+        Raises `BadRequest` if the framing is invalid, and the errors of `_RequestBody`.
+        """
         try:
             framing = body_framing(scope["headers"])
         except InvalidFraming as error:

@@ -36,12 +36,12 @@ from .access import Origins, RateLimits
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The key in a routed request's scope under which the host's original scope is stored."""
+"""The key in a routed request's scope for the scope that `Routes` received, which has the host's original path."""
 
 BODY_TIMEOUT = 60.0
 """Maximum number of seconds between two chunks of a request body."""
 MESSAGE_TIMEOUT = 300.0
-"""Maximum number of seconds in which a request body or a large WebSocket message must arrive.
+"""Maximum number of seconds for receiving a request body or a large WebSocket message. Proxied bodies are exempt.
 
 Otherwise, a few clients that send slowly could use up the maximum of an `Inbound`.
 """
@@ -54,9 +54,10 @@ _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 @dataclass
 class Inbound:
-    """A limit on the bodies or WebSocket messages that are being received together. `Receiving` enforces it.
+    """A limit on the total size of the bodies or WebSocket messages that are being received now. `Receiving` enforces it.
 
-    `size` is their number of bytes so far, without the first `UNCOUNTED` bytes of each. `maximum` is the limit on `size`.
+    `size` is the number of bytes received so far, without the first `UNCOUNTED` bytes of each message. It is limited to
+    `maximum`.
     """
 
     maximum: int
@@ -204,7 +205,7 @@ class EndpointContext:
 
 
 def paging(request: Request) -> dict[str, Any]:
-    """Return the query parameters `after`, `limit` and `order`, or their defaults. Raises `BadRequest` if one is invalid."""
+    """Return the query parameters `after`, `limit` and `order`, or their defaults. Raises `BadRequest` for invalid values."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)

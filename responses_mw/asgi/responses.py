@@ -165,7 +165,7 @@ async def compact(context: EndpointContext, request: Request) -> ASGIApp:
 
 
 async def count_tokens(context: EndpointContext, request: Request) -> ASGIApp:
-    """Return the number of input tokens that `create` would send to the model."""
+    """Return the number of input tokens of the first model call that `create` would make."""
     parsed = await context.reader.read(request, partial(_parse_counted, context.reader))
     caller = await context.verified(request)  # some upstreams tokenize without a credential
     await context.limits.request(request.scope, caller)  # without a tokenizer, the model reads the whole prompt
@@ -193,7 +193,7 @@ def _cache_status() -> dict[str, str]:
 
 
 def _listed_names(names: Iterable[str]) -> str:
-    """Return at most 16 of the `names` as a header value, and `...` if there are more. Replace special characters."""
+    """Return up to 16 of the `names` as a header value, and `...` if there are more. Shorten and sanitize each name."""
     listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
     return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 

@@ -115,7 +115,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document. With `needs_key`, it requires a credential. With `closed`, it forbids unknown members."""
+    """Return the OpenAPI document. `needs_key` requires credentials. `closed` forbids unknown members of `CreateResponse`."""
     document: dict[str, Any] = orjson.loads((files("responses_mw") / "asgi" / "openapi.json").read_bytes())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]

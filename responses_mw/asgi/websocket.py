@@ -113,14 +113,15 @@ class WebSocketConnection:
     receive: Receive
     send: Send
     _lanes: dict[str | None, deque[bytes]] = field(default_factory=dict)
-    """The waiting frames of each lane that has a running response. Decoded frames can take 30 times the memory."""
+    """The waiting frames of each lane that has a running response, not decoded, because that can take 30 times the memory."""
     _refusal: APIError | None = None
     """The error for further requests, or None while requests are accepted."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no response is running or waiting, and further requests are refused."""
     _open: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancelled to end the connection."""
     _serving: set[anyio.CancelScope] = field(default_factory=set)
-    """A scope for each lane, because only the garbage collector frees the frames of a task that its task group cancels."""
+    """A scope for each lane. If the task group cancelled a task, only the garbage collector would free its stack frames."""
     _group: TaskGroup = field(init=False)
 
     async def run(self) -> None:
@@ -231,7 +232,7 @@ class WebSocketConnection:
             self._idle.set()
 
     async def _respond(self, create: Create) -> None:
-        """Send the events of one response, or an error if the request is refused. After another exception, disconnect."""
+        """Send the events of one response, or an error if the request is refused. Close the connection after other errors."""
         caller = self.caller.again()
         try:
             try:
@@ -249,7 +250,7 @@ class WebSocketConnection:
             await self._close(_BROKEN, APIError("The server had an error while processing your request."))
 
     async def _run(self, create: Create, caller: Caller) -> None:
-        """Send the events of an accepted request. If its response fails, remove the previous response from memory."""
+        """Send the events of a response. If it fails, or its request is invalid, remove the previous response from memory."""
         context, has_failed, last = self.context, True, ""
         try:
             request = await by_size(create.size, context.reader.parse, create.body, create.size)

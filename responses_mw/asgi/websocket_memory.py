@@ -156,9 +156,9 @@ class ConnectionHistory(History):
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the response in Redis. If it is not stored there, keep it in this connection's memory.
 
-        A response is not stored in Redis if it has `store: false`, if it continues an `UnstoredChain`, or if storing fails.
-        `document["store"]` is then false. Failed and cancelled responses are not kept in memory. If `History.commit` raises an
-        error, nothing is kept.
+        A response is not stored in Redis if its `store` is false, if it continues an `UnstoredChain`, or if `History.commit`
+        cannot store it. `document["store"]` is then false. Failed and cancelled responses are not kept in memory. If
+        `History.commit` raises an error, nothing is kept.
         """
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False

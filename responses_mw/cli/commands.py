@@ -139,7 +139,7 @@ class DemoCommand(BaseSettings):
 class SandboxCommand(SandboxSettings):
     """Run the sandbox of the code interpreter, which is an MCP server.
 
-    Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ followed by its name in upper case.
+    Each setting has a flag and an environment variable (RESPONSES_MW_SANDBOX_MAX_CONTAINERS for --max-containers).
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **FLAGS)
@@ -237,7 +237,7 @@ async def no_app(*_: object) -> None:
 # -- serve --check ------------------------------------------------------------------------------------------------------
 
 _PATIENCE = 10.0
-"""Timeouts in seconds during the check: the maximum for the upstream and tools, and the timeout of the cache."""
+"""Timeout in seconds of the cache during the check, and the maximum timeout of the upstream and the tools."""
 _MAX_PROVEN = 8  # maximum number of models whose continuation of interrupted answers is tested, which generates a token
 
 

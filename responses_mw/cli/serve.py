@@ -127,7 +127,7 @@ def _uvicorn_config(settings: ServeSettings, app: ResponsesMiddleware) -> uvicor
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard limit. It is often 1,024, and each stream needs two connections."""
+    """Raise the soft limit of open files, which is often 1,024, to the hard limit. Each stream needs two connections."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -343,7 +343,7 @@ class _Supervisor:
             pause = _FIRST_PAUSE if await child.start() else min(2 * pause, _LONGEST_PAUSE)
 
     async def _replacement(self, pause: float) -> _Child | None:
-        """Start a process after `pause` seconds, or later if the system lacks resources. Return None if the server stops."""
+        """Start a process after `pause` seconds. Retry while the system lacks resources. Return None if the server stops."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)

@@ -26,14 +26,17 @@ _GATE_TIMEOUT = 5.0  # seconds; the gate asks the upstream only if the run faile
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The input of a run. `chain` has the earlier items, and `input` the request's items. Only summary runs lack item ids."""
+    """The input of a run. `chain` has the earlier items, and `input` the items of the request.
+
+    All items have ids, except in the runs that write summaries (see `Compaction`).
+    """
 
     chain: Chain
     ids: RunIds
     input: list[Item]
     owner: str
     token: str
-    """Identifies the run to the state store, which refuses the commit if another worker has taken over the response."""
+    """Identifies the run to the state store. The store refuses a commit if another worker has taken over the response."""
     size: int = 0
     """Size in bytes of all items as JSON, or 0 if the size is unknown."""
 
@@ -109,7 +112,10 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Return whether storage is requested and the store is not nearly full. Raises `OverQuota` if the quota is used up."""
+        """Return whether to store the response: the request asks for it, and the store exists and is not nearly full.
+
+        If the store is unavailable, return true. Raises `OverQuota` if the quota is used up.
+        """
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
@@ -117,7 +123,7 @@ class History:
         try:
             is_full = await self._state.nearly_full()
         except StateUnavailable:
-            return True  # Redis may be available again when the response is committed
+            return True  # it may be available again when the response is committed
         if is_full:
             annotate(unstored=StateFull.unstored)
         return not is_full
@@ -125,10 +131,10 @@ class History:
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the finished `document`, unless its `store` is false.
 
-        If `gate` does not accept the caller within 5 seconds, or if storing fails, the document's `store` becomes false.
+        If `gate` does not accept the caller within 5 seconds, or if storing fails, set the document's `store` to false.
 
-        Raises `Deleted` if the response was deleted during its run. If `required` is true, raises `StateUnavailable`,
-        `OverBound` or `OverQuota` if storing fails.
+        Raises `Deleted` if the response was deleted during its run. If the history is `required`, also raises
+        `StateUnavailable`, `OverBound` or `OverQuota` if storing fails.
         """
         if not document["store"] or self._state is None:
             return

@@ -45,7 +45,7 @@ class RunMode(Enum):
 
     STREAMED = auto()
     """For a client that reads events. Errors are raised until the upstream answers or `upstream.status_grace` ends. Then the
-    run waits for an overloaded upstream, and other errors become `response.failed`. It commits before the terminal event."""
+    run waits for an overloaded upstream, and other errors become `response.failed`. The run commits before the last event."""
     WHOLE = auto()
     """For a client that reads the final document. An error is raised or, after a tool call has run, recorded in the document.
     The run commits the response. `Runner.run` creates only the events that contain the document."""
@@ -103,9 +103,9 @@ class Run:
     turn: OpenTurn | None = None
     """The turn being read."""
     turns: int = 0
-    """Number of turns begun."""
+    """Number of turns begun. After a takeover, it starts at the number of server-side calls that have ended."""
     takeover: Takeover | None = None
-    """The output of another worker, if this run continues it."""
+    """The output of another worker that this run continues, or None."""
     first_events: list[Event] | None = None
     """The first events of a resumed run. If None, `ResponseBuilder.start` provides them."""
     phase: Phase = Phase.NOTHING
@@ -125,7 +125,7 @@ class Run:
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
-    """Bytes received in finished turns and tool results."""
+    """Bytes received in finished or interrupted turns and in tool results."""
     is_last_turn: bool = False
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
@@ -144,7 +144,7 @@ class Run:
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
-        """Wait for the task `opening`, if there is one. Raises the task's error."""
+        """Wait for the task `opening`, if there is one. Raises the error of the task."""
         if self.opening is not None:
             await self.opening
             self.opening = None

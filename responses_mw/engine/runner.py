@@ -72,9 +72,9 @@ class Runner:
     ) -> AsyncGenerator[list[Event], None]:
         """Make one foreground response, and yield its events in batches, usually one for each read from the upstream.
 
-        The first batch is yielded when the upstream begins to answer. In mode STREAMED, the run waits at most
-        `upstream.status_grace` seconds for that. In mode WHOLE, a batch may be empty. Events that are passed to `outlet` are
-        not yielded.
+        The first batch is yielded when the upstream begins to answer. It is yielded earlier after a cache hit, or if approved
+        calls run first. In mode STREAMED, the run waits at most `upstream.status_grace` seconds for the answer. In mode WHOLE,
+        a batch may be empty. Events that are passed to `outlet` are not yielded.
 
         If `policy` is None, the cache is not used. If `history` is None, the runner's history is used. `RunMode` describes when
         `APIError` is raised.
@@ -108,7 +108,7 @@ class Runner:
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
     ) -> AsyncGenerator[list[Event], None]:
-        """Make a response without output, and yield its events. WebSocket clients request this with `generate: false`.
+        """Make and commit a response without output, and yield its events. WebSocket clients use this with `generate: false`.
 
         Raises `APIError` if the request is refused, for example because its input ends with a `compaction_trigger`.
         """
@@ -149,7 +149,7 @@ class Runner:
 
         Raises `BadRequest` if the run has too many tools, if its calls and outputs do not match, or if the upstream's API
         cannot express the request. Runs with server-side tools or compaction are not checked, because the check would have to
-        call the tools or the model. Errors of the upstream are ignored.
+        contact the tool servers or the model. Errors of the upstream are ignored.
         """
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
@@ -352,7 +352,7 @@ class Runner:
                 await run.toolbox.aclose()
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
-        """Store the response, and return its terminal event. If the commit fails, mode WHOLE raises the error."""
+        """Store the response, and return its terminal event. An error is raised in mode WHOLE, otherwise the response fails."""
         try:
             await run.history.commit(run.context, run.document, self._gate(run.caller))
         except APIError as error:

@@ -73,7 +73,7 @@ class TurnLoop:
     """Runs the turns of a response, and the tool calls between them."""
 
     def __init__(self, backend: Backend, compactor: Compaction, overload_timeout: float) -> None:
-        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. With 0, no turn is continued."""
+        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. 0 also disables continuations."""
         self._backend = backend
         self._compactor = compactor
         self.overload_timeout = overload_timeout
@@ -191,7 +191,7 @@ class TurnLoop:
         """Return the result of `attempt`. While the upstream is overloaded, repeat the attempt for up to `overload_timeout`.
 
         If the connection breaks before the answer begins, repeat the attempt at most `RESENDS` times. Raises the last error if
-        the run does not wait for the upstream, or if too little time is left for the delay that the upstream asked for.
+        the run does not wait for the upstream, or if no time is left, or less than the delay that the upstream asked for.
         """
         pause, deadline = FIRST_PAUSE, math.inf
         while True:
@@ -247,7 +247,7 @@ class TurnLoop:
         """Continue the turn interrupted by `error`, and yield the events that close its unfinished items.
 
         Afterwards, `run.turn` has a new answer to read, unless `run.assembler.ended` is true. Raises `error` if the turn cannot
-        be continued. Raises another error if the request for the new answer fails.
+        be continued, or the error of the request for the new answer if that fails.
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
@@ -274,7 +274,7 @@ class TurnLoop:
         )
 
     def _may_continue(self, run: Run, phase: Phase) -> bool:
-        """Return whether a run that was interrupted in `phase` may be continued. If so, increment its counters."""
+        """Return whether a run that was interrupted in `phase` may be continued. If so, count the continuation."""
         if phase is not Phase.NOTHING:
             run.resends = 0
         elif run.resends == RESENDS:
@@ -327,9 +327,10 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Return a compaction if the input requests one, or if the tokens exceed the threshold and items can be summarized.
+        """Return a compaction if the request asks for one, or if the next turn's input is too long. Otherwise, return None.
 
-        Otherwise, return None. Raises `APIError` if the tokens cannot be counted or the compaction fails.
+        The input is too long if it has more tokens than the request's threshold, and a summary can replace items. Raises
+        `APIError` if the tokens cannot be counted or the compaction fails.
         """
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
@@ -344,7 +345,7 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Return a compaction of all items that the model would see in the next turn. Raises `APIError` on failure."""
+        """Return a compaction of all items that the model would see in the next turn. Raises `APIError` if that fails."""
         inner = await self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
