@@ -39,7 +39,7 @@ def without_traceback(error: E) -> E:
 
 
 class StartupError(RuntimeError):
-    """The server cannot start with these settings. The message gives the reason."""
+    """The server, the worker or a command cannot start. The message gives the reason."""
 
 
 class APIError(Exception):

@@ -50,7 +50,7 @@ async def once(
 ) -> OnceOnly | None:
     """Return a guard that prevents the request from running twice, or None if `headers` contain no `Idempotency-Key`.
 
-    `body` is the decoded body of the request.
+    `body` is the decoded body of the request, with its prompt template applied.
 
     Raises `BadRequest` if there is more than one key, if the key is invalid, if the request sets `store: false`, or if `state`
     is None.
@@ -73,7 +73,7 @@ class OnceOnly:
     """Guard that prevents a request with an idempotency key from running twice. It reserves the key in Redis."""
 
     def __init__(self, state: State, owner: str, key: str, request: bytes, gate: Gate) -> None:
-        """`request` is the body of the request as sorted JSON. Requests with the same key must have the same body."""
+        """`request` is the body of the request as JSON with sorted members. It must be equal in all requests with the key."""
         self._state = state
         self._owner = owner
         self._gate = gate

@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that contains unstored responses. Its continuations cannot be stored. `blocks` count its items' memory."""
+    """A history with unstored responses. Its continuations cannot be stored. `blocks` count the memory of its items."""
 
     blocks: Sequence[Block] = ()
 

@@ -175,7 +175,7 @@ def _unknown_variables() -> list[str]:
 
 
 async def work(settings: Settings) -> None:
-    """Run background responses until a signal stops the process. Raises the same errors as `open_core` and `open_admin`."""
+    """Run background responses until a signal stops the process. Raises `StartupError` if the worker cannot start."""
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(no_app, settings) as core:
