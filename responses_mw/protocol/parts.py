@@ -1,6 +1,6 @@
 """Check the content parts of a request and convert them for chat messages.
 
-`PART_KINDS` has one row for each type of part that the chat model can receive.
+`PART_KINDS` has one row for each type of part in input messages and in the outputs of tools.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class PartKind(NamedTuple):
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
     """Convert content parts to the content of a chat message.
 
-    A single text becomes a string, and other content a list. With `flat`, several texts become one string as well.
-    Raises `BadRequest` if a file cannot be decoded, or if the dialect does not support a part. Errors name the part by `path`.
+    A single text becomes a string, and other content a list. With `flat`, several texts are joined to one string as well.
+    `path` is the path of `parts` in the request, for error messages. Raises `BadRequest` if a file cannot be decoded, or if the
+    dialect does not support a part.
     """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
@@ -35,10 +36,10 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
-    """Return a tool message with the text of a call's output, and the output's other parts.
+    """Return a tool message with the text of a call's output, and the output's other parts after a text that names the call.
 
-    A tool message holds only text, so the other parts belong in the next user message. Raises `BadRequest` if a file cannot be
-    decoded, or if the dialect does not support a part.
+    A tool message holds only text, so the caller must put the other parts into a user message. Raises `BadRequest` if a file
+    cannot be decoded, or if the dialect does not support a part.
     """
     content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]
@@ -115,7 +116,7 @@ def _check_file(part: Part, path: str) -> Part:
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
-    """Convert a PDF to a file part, and any other file to a text part. The text begins with the file's name, if it has one."""
+    """Convert a PDF to a file part, and UTF-8 text to a text part that begins with the file's name. Refuse other files."""
     path = f"{path}.file_data"
     data = _decode_file(part["file_data"], path)
     name = part.get("filename")

@@ -41,13 +41,13 @@ class SSEDecoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the frames that a read completes. Raises `UpstreamError` if the next frame exceeds `MAX_FRAME`."""
+        """Return the data of frames completed by a read. Raises `UpstreamError` if an incomplete frame exceeds `MAX_FRAME`."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)
         if self._pending:
-            # The blank line that ends a frame may begin with the frame's last byte.
+            # The two line breaks that end a frame may arrive in two reads.
             if b"\n\n" not in data and not (data.startswith(b"\n") and self._pending[-1].endswith(b"\n")):
                 self._hold(data)
                 return []

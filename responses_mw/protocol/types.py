@@ -1,4 +1,4 @@
-"""Type aliases for the JSON objects of the APIs, named as in the OpenAI reference.
+"""Type aliases for the JSON objects of the Responses and Chat Completions APIs.
 
 The objects are plain dictionaries, because a proxy must pass on fields that it does not know.
 """

@@ -50,10 +50,10 @@ _MAX_HELD = 16  # maximum number of chunks that are held back
 
 
 class SurrogateHalves:
-    """Joins surrogate halves. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
+    """Joins the halves of surrogate pairs. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
 
-    Strict decoders refuse these halves. A chunk whose text ends with a first half is held back, together with later chunks,
-    until more text arrives. At most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
+    `orjson` refuses such chunks. A chunk whose text ends with a first half is held back, together with later chunks without
+    text, until more text arrives. At most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SurrogateHalves:
     def decode(self, data: bytes) -> Any:
         """Decode JSON that `orjson` refuses because of surrogate halves. The result must be passed to `join`.
 
-        Raises `ValueError` if the data contains no surrogate halves, or is invalid for another reason.
+        Raises `ValueError` if the data contains no escaped surrogates, or is invalid for another reason.
         """
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
@@ -101,7 +101,7 @@ class SurrogateHalves:
         return [*chunks, _replaced(chunk)]
 
     def flush(self) -> list[Any]:
-        """Return the chunks that are still held back at the end of the answer."""
+        """Return the chunks that are held back, with lone halves replaced. Call this at the end of the answer."""
         held, self._held = self._held, []
         return [_replaced(chunk) for chunk in held]
 
@@ -120,14 +120,14 @@ def _ends_with_half(text: str) -> bool:
 
 
 def _replaced(chunk: Any) -> Any:
-    """Replace the halves in the texts of `chunk`, in place."""
+    """Replace each lone half in the texts of `chunk` with U+FFFD, in place. Return `chunk`."""
     for _, holder, member in _growing_texts(chunk):
         holder[member] = _whole_characters(holder[member])
     return chunk
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield each text that a later chunk or event may continue: a key, the object with the text, and the member's name."""
+    """Yield the key, object and member name of each text that a later chunk or event may continue under the same key."""
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -215,7 +215,7 @@ class DeltaFastPath:
 
 
 def _value_start(data: bytes, name: bytes) -> int:
-    """Return where the string after `name` begins in `data`. Return 0 if there is no string, or if `name` occurs twice."""
+    """Return the position of the string after `name` in `data`, or 0 if there is no string or if `name` occurs twice."""
     at = data.find(name)
     if at < 0 or data.find(name, at + 1) >= 0:
         return 0
@@ -226,7 +226,7 @@ def _value_start(data: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """Return the name of the delta's text if the chunk holds nothing else, otherwise None."""
+    """Return the name of the delta's member that holds text, or None if the chunk holds anything else."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None

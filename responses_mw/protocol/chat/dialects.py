@@ -16,10 +16,13 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one kind of server differs from OpenAI's API. `refuses` maps further unsupported parameters to the reasons."""
+    """How one kind of server differs from OpenAI's API.
+
+    `refuses` maps unsupported sampling parameters, and `top_logprobs`, to the reasons. A value of 0 is dropped instead.
+    """
 
     name: str
-    owned_by: frozenset[str] = frozenset()  # values of the `owned_by` of a model that only this kind of server sets
+    owned_by: frozenset[str] = frozenset()  # values of a model's `owned_by` that only this kind of server sets
     # A path, and a check that the JSON response to a GET of this path is from this kind of server.
     probe: tuple[str, Callable[[Any], bool]] | None = None
     max_tokens: str = "max_tokens"
@@ -28,8 +31,10 @@ class Dialect:
     reasoning_field: str | None = None  # member of assistant messages for earlier reasoning, or None if there is no such member
     # How to set the effort: field (reasoning_effort), template (also chat_template_kwargs.enable_thinking) or refused.
     reasoning_effort: str = "field"
-    verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
-    # How to force a function: object, name (a bare string), only ("required", with only that function offered) or refused.
+    # field, template (chat_template_kwargs.verbosity) or refused. With refused, medium (the default) is dropped.
+    verbosity: str = "refused"
+    # How to force a function: object, name (a bare string), only ("required", with only that function offered) or refused. With
+    # refused, "required" gets a 400 as well.
     tool_choice: str = "object"
     # Whether tools are sent with tool_choice "none". This preserves the prefix cache of a server that leaves the tools in the
     # prompt, but the server must prevent calls itself. Other servers return a call as text (vLLM, llama.cpp) or as a call
@@ -48,7 +53,8 @@ class Dialect:
     pdf: bool = False
     prefill: str | None = None  # parameter that makes the server continue an incomplete last message, or None if it cannot
     stream_usage: bool = True
-    # Parameters that do not affect the answer and that the server accepts. Other parameters of this kind are not sent.
+    # Parameters that do not affect the answer and that the server accepts. Others of this kind are dropped, but
+    # prompt_cache_retention and prompt_cache_options get a 400.
     hints: frozenset[str] = frozenset()
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
     stop_is_list: bool = False

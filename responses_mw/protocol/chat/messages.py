@@ -5,10 +5,10 @@
    Therefore, the other parts of outputs, such as images, follow in one user message.
 3. A call without an output gets OpenAI's 400, and so does an output without a call. Interrupted (`incomplete`) calls without
    an output are an exception. They were never executed, and are left out.
-4. If the server executed a call, the call's item contains the result. The model wrote the next item after it had seen the
-   result. Therefore, the call is the last one in its assistant message.
-5. A request for approval is not sent to the model. If the user approves, the model sees the `mcp_call` item. If the user
-   declines, the model sees the call with a note that it was not approved.
+4. If the server executed a call, the call's item contains the result. The model may have seen the result before it wrote the
+   next item. Therefore, the call is the last one in its assistant message.
+5. If the user approves a call, the model sees its `mcp_call` item and not the request for approval. If the user declines, the
+   model sees the call, with a note that it was not approved. An unanswered request is not sent.
 6. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning after the last user
    message is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
 7. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
@@ -37,7 +37,7 @@ from .truncation import links
 
 Names = Callable[[Item], str]  # returns the name of the function that an item calls
 Results = Mapping[str, str | list[Part]]
-"""Maps the ids of calls that the server executed to results. The model sees these results instead of those in the items."""
+"""Maps the ids of items of server-side calls to results. The model sees these results instead of those in the items."""
 
 
 def to_messages(
@@ -53,9 +53,10 @@ def to_messages(
     """Build the chat messages for `items`, after a system message with the `instructions`, if any.
 
     With `all_reasoning`, the reasoning of earlier turns is sent as well. The request's own input begins at `items[offset]`.
-    Errors refer to that item as `input[0]`.
+    Errors refer to that item as `input[0]`, and to any earlier item as `input`.
 
-    Raises `BadRequest` if calls and outputs do not match (rule 3), or if an item cannot be expressed in the dialect.
+    Raises `BadRequest` if calls and outputs do not match (rule 3), if the type of an item is unknown, if a file cannot be
+    decoded, or if an item cannot be expressed in the dialect.
     """
     builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
@@ -99,7 +100,8 @@ class _MessageBuilder:
         self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
-        self._answers = dict(links(items))  # positions of outputs by call, and of responses by approval request
+        # Maps positions of calls to those of outputs, and positions of approval requests to those of responses.
+        self._answers = dict(links(items))
         self._linked_outputs = frozenset(self._answers.values())
         self._summary: Message | None = None
 
@@ -203,7 +205,10 @@ class _MessageBuilder:
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
-        """Return the output of a call, and its position. Return None if the call was interrupted and never executed."""
+        """Return the output of a call, and the position of the item that contains it.
+
+        Return None if the call was interrupted and never executed. Raises `BadRequest` if any other call has no output.
+        """
         if call.content is not None:
             return call.content, call.position
         if call.position in self._answers:

@@ -1,7 +1,8 @@
 """Build the body of `/v1/chat/completions` from a request, in the upstream's dialect.
 
 Parameters that the client did not set are not sent, because the defaults here could differ from the upstream's. A parameter
-that affects the answer gets a 400 if the dialect cannot express it.
+that affects the answer gets a 400 if the dialect cannot express it. The exception is `parallel_tool_calls`, which is enforced
+on the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GRAMMARS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
     | {"grammar", "json_schema", "regex", "ebnf", "structural_tag"}
 )
-"""Parameters that constrain the output. They are passed on to the upstream."""
+"""Parameters of chat servers that constrain the output. A request may contain them in `extra`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ def to_chat(
     """Build the chat request for one turn.
 
     `items` are all items that the model sees. The request's own input begins at `items[own]`. `model` is the upstream's name
-    for the model. `results` maps the ids of calls in this run to the results that the model sees. With `prefill`, the model
-    continues the last message. Only the first turn forces a tool call, because a later turn must be able to answer.
+    for the model. `results` maps the ids of call items in this run to the results that the model sees. Only the first turn
+    forces a tool call, because a later turn must be able to answer. With `prefill`, or if the last item is an incomplete
+    message of the assistant, the model continues this message, provided that the dialect supports it.
 
     Raises `BadRequest` if there are no messages or the dialect cannot express the request, and the errors of `to_messages`.
     """
@@ -216,7 +218,7 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    # Hints that the dialect does not support are dropped, except those for the prompt cache.
+    # Hints that the dialect does not support are dropped, but two of those for the prompt cache get a 400.
     hints = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier")
     for name in hints:
         value = getattr(request, name)

@@ -2,8 +2,8 @@
 
 1. A fragment identifies its call by `index`, by `id` or not at all. Older Ollama gives every call the index 0. TGI repeats the
    id in every fragment, and the id is always "0". Other servers send the id once. `_begins_another` decides whether a fragment
-   with a known index or id begins a new call.
-2. A name may come once, repeatedly, empty, or after the first arguments. A call is shown once its name is known.
+   that seems to belong to a known call begins a new call.
+2. A name may come once, repeatedly, empty, or after the first arguments. A call is not shown before its name is known.
 3. Arguments are a string, in pieces or whole, or an object.
 4. A malformed fragment (for example, a name that is not a string) is an upstream error.
 5. The work is linear in the input, no matter how it is split. A turn has at most `MAX_CALLS` calls.
@@ -156,7 +156,7 @@ class ToolCalls:
         return call
 
     def _find(self, index: Any, call_id: Any) -> ToolCall | None:
-        """Return the latest call with this index. Without an index, search by id. Without an id, return the last call."""
+        """Return the latest call with this index, if any. Without an index, search by id. Without an id, take the last call."""
         if isinstance(index, int):
             return self._by_index.get(index)
         if call_id in (None, ""):
@@ -174,10 +174,10 @@ def _checked(fragments: Any) -> list[dict[str, Any]]:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Return whether a fragment with the index or id of `known` begins a new call. Both must have a name.
+    """Return whether a fragment that seems to belong to `known` begins a new call.
 
-    If both have an id, a different id begins a new call. Otherwise, a different name or arguments that are an object begin one.
-    So do arguments that follow the complete arguments of `known`.
+    It does not if the fragment or `known` has no name. If both have an id, a different id begins a new call. Otherwise, a
+    different name or arguments that are an object begin one. So do arguments that follow the complete arguments of `known`.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):

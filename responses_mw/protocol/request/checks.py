@@ -33,9 +33,10 @@ _MEMBER, _HOLDER = 64, 136  # memory in bytes of a member, and additional memory
 class RequestLimits:
     """Limits for one request.
 
-    `items` is the maximum number of input items. `tools` is the maximum number of tools, including namespaces, nested tools,
-    and tools in input items. `depth` is the maximum number of nesting levels below the outermost array or object. `values`
-    is the maximum number of object members and array elements.
+    `items` is the maximum number of items in `input`, and also of messages and resulting items in `previous_input_messages`.
+    `tools` is the maximum number of tools, including namespaces, nested tools, and tools in input items. `depth` is the maximum
+    number of nesting levels below the outermost array or object. `values` is the maximum number of object members and array
+    elements.
     """
 
     items: int = 10_000
@@ -81,7 +82,7 @@ def has_more_values(data: bytes, maximum: int) -> bool:
 
 
 def count_values(data: bytes) -> int:
-    """Return the number of members and elements of a JSON text. An empty array or object counts as one."""
+    """Return the number of members and elements of a JSON text. An empty array or object counts as if it had one."""
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, in_string = 0, 0
     for begin in range(0, len(data), _CHUNK_SIZE):
@@ -301,7 +302,7 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = _NOTHING, **optional: Check) -> ObjectCheck:
-    """Return a check that replaces members of an object with checked values, in place. `required` members must not be null."""
+    """Return a check that checks and replaces members of an object in place. No `required` member may be missing or null."""
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
     def check(holder: dict[str, Any], path: str) -> dict[str, Any]:

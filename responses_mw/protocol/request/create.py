@@ -84,9 +84,9 @@ def _continuation_id(_value: Any, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Each annotated field is a parameter of the API, with its check."""
+    """A checked request. Each `Annotated` field is a parameter of the API, with the parameter's check."""
 
-    items: list[Item]  # the `input`, after the items made from vLLM's `previous_input_messages`
+    items: list[Item]  # items made from vLLM's `previous_input_messages`, then those of the `input`
     extra: dict[str, Any]  # members that are passed to the upstream unchanged
     size: int = 0  # size of the request's JSON in bytes, or 0 if the size is unknown
     tools: list[Tool] = field(default_factory=list)
@@ -242,7 +242,7 @@ def _check_background(known: dict[str, Any]) -> None:
 
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """Return the items of vLLM's `previous_input_messages`, followed by the items of the `input`."""
+    """Return the items of vLLM's `previous_input_messages`, then those of the `input` (none for "" after other items)."""
     items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if not items or given.get("input") != "":
         items = items + parse_input(given.get("input", []), max_items=limits.items)

@@ -44,7 +44,7 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
 def item(value: Any, path: str) -> Item:
     """Check one input item and return a copy without nulls.
 
-    Without a `type`, an item with a `role` is a `message`. Otherwise, an item with an `id` is an `item_reference`.
+    An item without a `type` is a `message` if it has a `role`. With an `id` and no `role`, it is an `item_reference`.
     """
     given = checks.mapping(value, path)
     if "type" not in given:
@@ -107,16 +107,16 @@ NOT_SERVED = frozenset(
 )
 
 # -- encrypted reasoning -----------------------------------------------------------------------------------------------
-# With `include: ["reasoning.encrypted_content"]`, a client that stores no responses here receives the text of a reasoning
-# item as `encrypted_content` and sends it back later (OpenAI reference, "Encrypted reasoning items").
+# With `include: ["reasoning.encrypted_content"]`, reasoning items also contain their text as `encrypted_content`. A client that
+# stores no responses here sends it back later (OpenAI reference, "Encrypted reasoning items").
 
 
 def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
-    """Return `items` with the content of encrypted reasoning items restored.
+    """Return `items` with the missing content of encrypted reasoning items restored.
 
-    `unseal` decrypts a text, or returns None if the text was not encrypted with this server's keys. Items with such a text are
-    not changed, because they may come from another server. Raises `BadRequest` if such an item has no readable text and is part
-    of the request's own input, which begins at `items[offset]`.
+    `unseal` returns the decrypted text, or None if this server did not encrypt it for the caller. If it returns None, the item
+    is not changed, because it may come from another server. Raises `BadRequest` if such an item has no readable text and is
+    part of the request's own input, which begins at `items[offset]`.
     """
 
     def restored(item: Item, index: int) -> Item:

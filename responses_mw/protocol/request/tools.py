@@ -126,7 +126,7 @@ def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred:
 
 
 def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
-    """Return the tools of a namespace. The namespace's description is added to that of the first tool."""
+    """Return the tools of a namespace, without deferred tools unless `deferred`. Describe the namespace in the first tool."""
     tools = [tool for tool in namespace["tools"] if deferred or not tool.get("defer_loading")]
     about = namespace.get("description")
     if tools and about:
@@ -210,8 +210,9 @@ _Key = tuple[Any, ...]
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
     """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
 
-    The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid, or
-    names a tool that is not in `tools` or `items`. For MCP tools, only the label of the server is checked.
+    The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid, names
+    a tool that is not in `tools` or `items`, or requires a call although there are no tools. For MCP tools, only the label of
+    the server is checked.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)

@@ -1,13 +1,15 @@
 """Convert chat chunks to the events of one response.
 
 - At most one item is open, and it is closed before another item is added. If an upstream interleaves calls, each call waits
-  until the previous one is complete. Text between the fragments of a call waits for the end of the turn.
+  until the previous one is complete. Text after an incomplete call or a server-side call waits for the end of the turn.
 - One text chunk becomes one delta. White space alone does not begin an item. It is held back until more output arrives.
-  If a call or text of another kind follows, the white space is dropped.
+  If a call or text of another kind follows, the white space is dropped. If nothing follows, only white space of the answer
+  itself is kept.
 - A run consists of turns (chat completions). `feed` begins a turn, and `end_turn` completes it. The calls in `asked` are then
   executed in any order. Their results are passed to `settle` in the order of the calls.
 - After `break_off`, another answer is fed to the same turn. If `join` is called first, this answer continues the text of the
-  message. Its reasoning also becomes text. If functions are offered, an answer that begins with reasoning is an error.
+  message. Its reasoning also becomes text, unless it is in tags. If functions are offered, an answer that begins with
+  reasoning is an error.
 - `conclude` or `fail` completes the document. It can then be stored, before `terminal` returns the last event.
 """
 
@@ -159,7 +161,7 @@ class Assembler(ItemBuilder):
             self._split(self._splitter.flush())
         self._end_seam()
         if not self._tool_calls.calls:
-            for kind, text, logprobs in self._held:  # the answer of a turn that has nothing but white space
+            for kind, text, logprobs in self._held:  # an answer that consists only of white space
                 if kind is OUTPUT_TEXT:
                     self._show(kind, text, logprobs)
         self._decide()

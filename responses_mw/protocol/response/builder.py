@@ -24,13 +24,13 @@ from .text import Source
 class ResponseOptions:
     """Options of a request that affect the events of its response."""
 
-    summary: bool = False
+    summary: bool = False  # whether reasoning is shown as a summary
     open_reasoning: bool = False
     """Whether reasoning events have the names of the Open Responses specification instead of OpenAI's."""
     logprobs: bool = False
-    think_tag: str | None = None
+    think_tag: str | None = None  # name of the tag around reasoning in the content, or None to leave the content as it is
     single_call: bool = False
-    """Whether only the first call of a turn is shown, because upstreams may ignore `parallel_tool_calls`."""
+    """Whether all calls of a turn but the first are left out, because upstreams may ignore `parallel_tool_calls`."""
     max_calls: int | None = None  # maximum number of calls that the server executes, or None for no limit
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
@@ -117,8 +117,9 @@ class ResponseBuilder(ABC):
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
         """Process chunks or events of the upstream's answer. Begin a turn if none is in progress.
 
-        Raises `UpstreamError` if the answer is malformed, has too many calls, or does not continue the interrupted text. Events
-        emitted before the error are not lost: the next method that returns events also returns them.
+        Raises `UpstreamError` if the answer is malformed, exceeds a limit (such as the number of calls), or does not continue
+        the interrupted text. Events emitted before the error are not lost: the next method that returns events also returns
+        them.
         """
 
     @abstractmethod
@@ -167,7 +168,10 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add the result of the next call in `asked`. `members` are the members of the call's item that hold the result."""
+        """Add the result of the next call in `asked`. `members` are the members of the call's item that hold the result.
+
+        `failed` says whether the call failed. Also emit the items that follow, up to the next call that the server executes.
+        """
         raise NotImplementedError
 
     # Items that arrive whole
@@ -205,7 +209,7 @@ class ResponseBuilder(ABC):
             item["encrypted_content"] = seal(text)
 
     def _append(self, item: Item) -> tuple[Item, int]:
-        """Add `item` to the output. Return the item with its new id, and its index."""
+        """Add a copy of `item` to the output, with a new id unless it has one. Return the copy and its index."""
         output = self.response["output"]
         item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
         output.append(item)

@@ -2,10 +2,10 @@
 
 - A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
   the last compaction. System messages, developer messages and `additional_tools` are not replaced.
-- Some clients, such as Codex, choose which messages to keep, and send these before the compaction. Therefore, if only system,
-  developer and user messages precede the compaction, it replaces none of them.
+- Some clients, such as Codex, choose which messages to keep, and send these before the compaction. Therefore, if only user
+  messages and items of the kinds above precede the compaction, it replaces no messages.
 - User messages at the end of the compacted items have not been answered yet. These messages are not summarized. They are
-  encrypted together with the summary, and follow it unchanged.
+  encrypted together with the summary, and follow it unchanged. If there is nothing else to summarize, they are summarized.
 """
 
 from __future__ import annotations

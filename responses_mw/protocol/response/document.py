@@ -168,7 +168,7 @@ class UsageSum:
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return `total` plus the turn's usage, which is added only once. Return None if the usage of a part is unknown."""
+        """Return `total` plus the turn's usage, which is added only once. After `continues(None)`, always return None."""
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)

@@ -58,7 +58,7 @@ OPEN_REASONING_TEXT = replace(REASONING_TEXT, stem="response.reasoning")
 """Reasoning text with the event names of the Open Responses specification."""
 SUMMARY_TEXT = EventTarget("response.reasoning_summary_text", "reasoning", "text", "summary", "summary_text")
 TEXTS = {text.part: text for text in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, SUMMARY_TEXT)}
-"""Maps the types of parts to their texts."""
+"""Maps each type of part to the target of its text."""
 PARTS = {"summary": "response.reasoning_summary_part", "content": "response.content_part"}
 """Maps the member that contains the parts to the stem of the parts' events."""
 CALL_TEXTS = {
@@ -67,7 +67,7 @@ CALL_TEXTS = {
     "custom_tool_call": EventTarget("response.custom_tool_call_input", "custom_tool_call", "input"),
     "code_interpreter_call": EventTarget("response.code_interpreter_call_code", "code_interpreter_call", "code"),
 }
-"""Maps the types of call items to the text of the call."""
+"""Maps the types of call items that have a streamed text to the target of this text."""
 TARGETS = {
     target.stem: target
     for target in (
@@ -127,7 +127,7 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emits only events that contain the document. The events have no numbers, and contain the document itself, not a copy.
+    """Emits only events that contain the document. Their data has no type and no number, and refers to the document itself.
 
     If `emit` is called with several types, only the last one is emitted.
     """
@@ -242,7 +242,8 @@ def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part:
 
 # -- readable reasoning ----------------------------------------------------------------------------------------------------
 # Servers of open models (vLLM, llama.cpp) accept `reasoning.summary`, but still send the reasoning as content. Many clients
-# show only summaries, so content becomes a summary, as for Chat Completions. An item that has a summary is not changed.
+# show only summaries. If the request asks for one, content therefore becomes a summary, as for Chat Completions. An item that
+# has a summary is not changed.
 
 _AS_SUMMARY = {
     **{f"{REASONING_TEXT.stem}.{step}": f"{SUMMARY_TEXT.stem}.{step}" for step in ("delta", "done")},

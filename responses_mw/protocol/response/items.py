@@ -63,8 +63,8 @@ class StringMember:
     def rest(self, whole: str) -> str:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
-        If the string is not the first member, its whole text is returned. If there is no string of this name, `whole` is
-        returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
+        If the string is not the first member, its whole text is returned. If there is no string of this name, or if `whole` is
+        not a JSON object, `whole` is returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
         """
         if self._inside:
             return self._held
@@ -109,7 +109,7 @@ class OpenCall:
         self.is_finished = False
         self._emitter = emitter
         self._text = CALL_TEXTS.get(form.item)
-        """The text that is streamed to the client, or None if the call is added as a complete item."""
+        """Target of the text that is streamed to the client, or None if the item has no such text."""
         stem = self._text.stem if self._text else ""
         self._template = {"type": f"{stem}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
@@ -128,7 +128,7 @@ class OpenCall:
             self.item[self._text.member] = "".join(self._pieces)
 
     def finish(self) -> None:
-        """Mark the call as finished. If it has a text, complete the text, write it to the item, and emit its `done` event."""
+        """Complete the arguments. If the call has a text, complete it, write it to the item, and emit its `done` event."""
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -225,7 +225,7 @@ class ItemBuilder(ResponseBuilder):
         return self._open.item
 
     def _is_over(self) -> bool:
-        """Return whether the open item is complete, so that interleaved calls can follow."""
+        """Return whether another item may follow the open one. It may not follow an incomplete call or a server-side call."""
         current = self._open
         return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
 
@@ -270,7 +270,7 @@ class ItemBuilder(ResponseBuilder):
         if form.members.get("approval_request_id"):
             return form  # requested by the model earlier, and approved by the client now
         if self._allowed is not None and call.name not in self._allowed:
-            return None  # allowed_tools is a hard limit
+            return None  # allowed_tools and none are hard limits
         if self._options.single_call and any(other.form for other in self._tool_calls.calls):
             return None  # parallel_tool_calls is false
         if form.served and self.is_exhausted:

@@ -183,7 +183,8 @@ class ResponsesPassthrough(ResponseBuilder):
     def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, or None if the index is invalid.
 
-        A part that begins with this event is recorded. If the event is a delta, the missing `added` event is emitted first.
+        A part that begins with this event is recorded. If the event is a delta of a part that was not announced, the missing
+        `added` event is emitted first.
         """
         item, holder = self._output.items[place], target.holder
         count = len(item[holder]) if isinstance(item.get(holder), list) else 0
@@ -275,7 +276,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._finish(place, {**item, "status": status} if "status" in item else item)
 
     _HANDLERS: ClassVar[dict[str, Callable[[ResponsesPassthrough, dict[str, Any]], None]]] = {
-        "keepalive": lambda builder, event: None,  # the server sends its own to the client
+        "keepalive": lambda builder, event: None,  # this server sends its own keep-alives to the client
         **dict.fromkeys(("response.created", "response.queued", "response.in_progress"), _begin),
         **dict.fromkeys(TERMINAL, _end),
         **dict.fromkeys(_OPEN_NAMES.values(), _pass_open),

@@ -108,7 +108,7 @@ def _logprobs(holder: Mapping[str, Any]) -> list[Any]:
 
 
 def _part(item: Item, kind: EventTarget, index: Any) -> Part:
-    """Return the part that deltas extend. A part that is malformed, or that was not announced (vLLM), is added first."""
+    """Return the part that deltas extend. If it is malformed, or was not announced (vLLM), add a new part and return that."""
     given = item.get(kind.holder)
     parts: list[Part] = given if isinstance(given, list) else []
     item[kind.holder] = parts

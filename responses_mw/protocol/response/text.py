@@ -16,7 +16,7 @@ Source = Mapping[str, Any]
 """A source found by a web search: `url`, `title` and `number`. The default `number` is the source's position, from 1."""
 
 MAX_TOP_LOGPROBS = 20
-# Maximum number of tokens without text, such as special tokens, with the log probabilities of a text.
+# A delta may have log probabilities for this many tokens more than its text has bytes. Special tokens have no text.
 _MAX_EMPTY_TOKENS = 100
 
 
@@ -115,7 +115,8 @@ class ThinkingSplitter:
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
     """Return the `logprobs` of the tokens of `content`. `after` is the reasoning before the content, or None.
 
-    For an answer that is not streamed, vLLM also reports tokens of reasoning and calls, and the last token. These are removed.
+    For an answer that is not streamed, vLLM also reports the tokens of reasoning and calls, and the token that ends the answer.
+    These are removed.
     If the tokens do not contain `content`, the result is None if there is reasoning, otherwise `logprobs` unchanged.
     """
     if not isinstance(content, str):
@@ -194,7 +195,7 @@ def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
     position of the text, the first of these rules that matches is used:
 
     1. Code within backticks or a fence is skipped, because an index such as `items[1]` is not a citation.
-    2. A Markdown link to a source is a citation. A link to anything else is skipped as a whole, including its `[1]`.
+    2. A Markdown link to a source is a citation. Any other link to an http(s) URL is skipped as a whole, including its `[1]`.
     3. The bare URL of a source, without trailing punctuation, is a citation.
     4. `[3]`, `[1, 3]`, `【3】` and `【3†...】` are citations if a source has the number.
     """

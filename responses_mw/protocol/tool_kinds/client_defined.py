@@ -154,7 +154,7 @@ TOOL_SEARCH = ToolKind(
 # 3. Constrained decoders usually match the JSON text. The pattern must not match characters that JSON escapes (`"`, `\`,
 #    control characters), because the arguments would be invalid JSON. Therefore, `.` and `[^...]` are not supported, and
 #    `\s` is a space. `\d` and `\w` are ASCII, as in ECMA-262.
-# 4. Expressions come from clients. Expressions are translated in linear time, and never compiled or matched here.
+# 4. Expressions come from clients. They are translated in linear time, and never compiled or matched here.
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 32
@@ -177,11 +177,11 @@ _MEMBER = re.compile(r"\\(?P<class>[dws])|(?P<low>\\[^A-Za-z0-9]|[^\\])(?:-(?P<h
 
 
 class _Unsupported(Exception):
-    """The expression has no equivalent pattern."""
+    """The expression cannot be translated to a pattern."""
 
 
 def as_pattern(expression: str) -> str | None:
-    """Return the `pattern` equivalent to a full match of `expression`, or None if `expression` is unsupported or too long."""
+    """Return a `pattern` for a full match of `expression`, or None if `expression` is unsupported or too long."""
     if len(expression) > MAX_LENGTH:
         return None
     expression = expression.removeprefix("^")  # outer anchors are implied

@@ -35,7 +35,7 @@ class CallForm:
     """The items and events that represent the calls of one function in the response."""
 
     item: str  # type of the item
-    # Members that the item has from the start besides id, type and status: name, namespace, server_label.
+    # Members that the item has from the start besides id, call_id, type and status, such as name, namespace and server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
     argument: str | None = None  # argument that becomes the item's text, or None if all arguments do, as JSON
     made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
@@ -114,7 +114,7 @@ def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str |
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
-    """Raise `NotSupported` if a tool sets a member that no tool supports. Otherwise, return the tool unchanged."""
+    """Raise `NotSupported` if a tool sets a member that is not supported for any tool. Otherwise, return the tool unchanged."""
     for name in ("allowed_callers", "async", "output_schema"):
         if tool.get(name):
             checks.unsupported(f"{path}.{name}", "it is not served yet.")
