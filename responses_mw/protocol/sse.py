@@ -1,7 +1,8 @@
 """Encode and decode server-sent events.
 
-Decoding follows the WHATWG HTML specification (section 9.2.6, "Interpreting an event stream"), with two additions:
+Decoding follows the WHATWG HTML specification (section 9.2.6, "Interpreting an event stream"), with three additions:
 
+- A byte order mark is ignored at the beginning of any frame, not only of the stream.
 - An unterminated frame at the end of the stream is decoded.
 - A field `error: {...}` becomes the data `{"error": {...}}`. Old llama.cpp reports errors in this field.
 """

@@ -13,4 +13,4 @@ Tool: TypeAlias = dict[str, Any]  # a tool definition of a request, in the flat 
 Document: TypeAlias = dict[str, Any]  # a response object, as `GET /v1/responses/{id}` returns it
 Message: TypeAlias = dict[str, Any]  # a chat message, as `/v1/chat/completions` accepts it
 ChatRequest: TypeAlias = dict[str, Any]  # the body of a Chat Completions request
-Chunk: TypeAlias = dict[str, Any]  # a `chat.completion.chunk`, or a whole completion converted to a chunk
+Chunk: TypeAlias = dict[str, Any]  # a `chat.completion.chunk`, a completion converted to one, or an event of a Responses API

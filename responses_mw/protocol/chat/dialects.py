@@ -25,7 +25,7 @@ class Dialect:
     owned_by: frozenset[str] = frozenset()  # values of a model's `owned_by` that only this kind of server sets
     # A path, and a check that the JSON response to a GET of this path is from this kind of server.
     probe: tuple[str, Callable[[Any], bool]] | None = None
-    max_tokens: str = "max_tokens"
+    max_tokens: str = "max_tokens"  # parameter for the maximum number of tokens of the answer
     developer_role: bool = False  # whether developer is a role. If not, developer messages are sent as system messages
     hoist_system: bool = False  # whether system messages must come first, joined into one
     reasoning_field: str | None = None  # member of assistant messages for earlier reasoning, or None if there is no such member
@@ -45,19 +45,19 @@ class Dialect:
     response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused
     parse_arguments: bool = True  # whether the server parses the arguments of earlier calls and so requires a JSON object
     object_arguments: bool = False  # whether arguments are sent as an object instead of a string
-    parameters_required: bool = False
+    parameters_required: bool = False  # whether each function must have parameters
     content_with_calls: bool = True  # whether an assistant message can have both text and calls
     image_urls: bool = True  # whether images can be http(s) URLs. If not, only data URLs are accepted
     audio: bool = False
     video: bool = False
     pdf: bool = False
     prefill: str | None = None  # parameter that makes the server continue an incomplete last message, or None if it cannot
-    stream_usage: bool = True
+    stream_usage: bool = True  # whether the server accepts stream_options.include_usage
     # Parameters that do not affect the answer and that the server accepts. Others of this kind are dropped, but
     # prompt_cache_retention and prompt_cache_options get a 400.
     hints: frozenset[str] = frozenset()
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects this value, although it is the default
-    stop_is_list: bool = False
+    stop_is_list: bool = False  # whether stop must be a list, even for one string
     refuses: dict[str, str] = field(default_factory=dict)
     # Parameters that make the server return the prompt and all token ids, which `ResponseMessages` collects.
     raw_parameters: dict[str, Any] = field(default_factory=dict)
