@@ -30,7 +30,7 @@ from ..protocol.request.tools import distinct
 from ..protocol.response import compaction, document
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
-from ..protocol.response.replay import Phase
+from ..protocol.response.replay import Phase, hides_result
 from ..protocol.types import Document, Item
 from ..settings.groups import CompactionSettings
 from ..state import Chain
@@ -289,8 +289,11 @@ class TurnLoop:
     async def can_hand_over(self, run: Run) -> bool:
         """Return whether another worker can continue a failed or stopped background run."""
         phase = run.assembler.phase if run.error is None else run.phase
-        if not self.can_take_over or phase is not Phase.TEXT:
-            return self.can_take_over and phase is not Phase.FIXED
+        logged = (document.shown(item, run.request.include) for item in run.document["output"])
+        if not self.can_take_over or phase is Phase.FIXED or any(map(hides_result, logged)):
+            return False
+        if phase is not Phase.TEXT:
+            return True
         try:
             return await self._backend.continues(run.turn_request())
         except UpstreamError as error:

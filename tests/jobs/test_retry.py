@@ -16,7 +16,8 @@ from responses_mw.jobs import job_runner, worker
 from responses_mw.jobs.job_runner import CircuitBreaker
 from tests.jobs.test_background import create, ended, get, streamed
 from tests.jobs.test_replicas import record
-from tests.support.scripted import HELLO, BrokenOff, Signal, error, frame, text
+from tests.support.scripted import HELLO, BrokenOff, Signal, call, error, finish, frame, text
+from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -166,6 +167,23 @@ async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
     done = await ended(ours, (await create(ours))["id"])
     assert (done["status"], done["error"]["code"]) == ("failed", "server_error")
     assert done["error"]["message"] == "the model is being loaded"
+
+
+async def test_a_job_that_no_other_worker_can_continue_fails_with_the_upstreams_error(
+    fast: None, replica: Replica, upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    ours = replica(
+        upstream__overload_timeout=0.1,
+        upstream__status_grace=0,
+        search__provider="searxng",
+        search__url=serve(SearchServer(SEARXNG)),
+    )
+    upstream.stream(call('{"query": "a"}', name="web_search", call_id="c"), finish("tool_calls"))
+    for _ in range(100):
+        upstream.whole(error("the model is being loaded"), 503)
+    done = await ended(ours, (await create(ours, tools=[{"type": "web_search"}]))["id"])
+    assert done["output"][0]["status"] == "completed"  # the log does not contain the search results that the model has seen
+    assert (done["status"], done["error"]["message"]) == ("failed", "the model is being loaded")
 
 
 async def test_without_an_overload_timeout_the_first_error_fails_the_job(replica: Replica, upstream: ScriptedUpstream) -> None:

@@ -153,7 +153,7 @@ class Takeover:
         """Number of server-side calls that have ended."""
         turn = items[self.turn_begins_at :]
         self.phase = phase_of(turn, last if last is not None and _is_served(last) and not log.runs else None)
-        if len(open_items) > 1 or any(map(_hides_result, items)):
+        if len(open_items) > 1 or any(map(hides_result, items)):
             self.phase = Phase.FIXED
         broke_off = bool(turn) and turn[-1].get("status") == "incomplete" and turn[-1]["type"] != "message"
         self.is_over = last is None and bool(turn) and not broke_off
@@ -184,7 +184,8 @@ def _ends_turn(item: Item) -> bool:
     return item["type"] in _BETWEEN_TURNS or (_is_served(item) and item.get("status") in ("completed", "failed"))
 
 
-def _hides_result(item: Item) -> bool:
+def hides_result(item: Item) -> bool:
+    """Return whether the item of a finished call lacks the result that the model saw, because `include` does not list it."""
     return item.get("status") == "completed" and item["type"] in _HIDDEN and item.get(_HIDDEN[item["type"]]) is None
 
 
