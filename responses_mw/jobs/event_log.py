@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..engine.history import RunContext, commit
-from ..errors import APIError, WorkerLost
+from ..errors import APIError, UpstreamError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
 from ..protocol.response.document import whole
@@ -226,17 +226,20 @@ async def read_log(state: State, job: Job) -> LogReplay:
         if not batches:
             raise Fenced(job.response_id)
         if not await by_size(sum(len(batch.data) for batch in batches), _replay, output, batches):
-            logger.error("the event log of response %s has a gap after event %d", job.response_id, output.next_number - 1)
+            logger.error("the event log of response %s is damaged after event %d", job.response_id, output.next_number - 1)
             break
     return output
 
 
 def _replay(output: LogReplay, batches: list[Batch]) -> bool:
-    """Replay the batches. Return False if there is a gap."""
+    """Replay the batches. Return False if there is a gap or a malformed event."""
     for batch in batches:
         if batch.first != output.next_number:
             return False
-        output.read(batch.data)
+        try:
+            output.read(batch.data)
+        except (LookupError, TypeError, ValueError, UpstreamError):  # another program has written to the log
+            return False
     output.join()
     return True
 

@@ -211,7 +211,8 @@ class Jobs:
         job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
-        return int(number) - 1, job is None
+        with reading("job"):
+            return int(number) - 1, job is None
 
 
 class Queue:
@@ -277,7 +278,7 @@ def _job(response_id: str, token: str, facts: Sequence[Any]) -> tuple[Job, str]:
         response_id=response_id,
         owner=owner.decode(),
         token=token,
-        next_number=number,
+        next_number=int(number),
         document={**unpack(head), "output": []},
         body=request["body"],
         input=request["input"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from responses_mw.ids import RunIds
-from responses_mw.jobs.event_log import final_batch, read_log
+from responses_mw.jobs.event_log import final_batch, read_log, write_end
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
@@ -17,7 +17,7 @@ from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.replay import OutputReplay
 from responses_mw.state import Batch, State, connect
 from responses_mw.state import jobs as state_jobs
-from tests.jobs.test_records import ALICE, append, taken
+from tests.jobs.test_records import ALICE, append, take, taken
 from tests.support.scripted import HELLO, call, delta, finish, reasoning, text
 
 LOGPROBS = {"content": [{"token": "Hel", "logprob": -0.1, "bytes": [72], "top_logprobs": []}]}
@@ -80,6 +80,23 @@ def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -
     assert event["type"] == "response.failed"
     assert event["response"]["status"] == "cancelled"
     assert event["sequence_number"] == 7
+
+
+@pytest.mark.parametrize("data", [b"garbage\n\nmore\n\n", b"event: x\ndata: {}\n\n", b"event: x\ndata: 5\n\n"])
+async def test_a_log_with_another_programs_events_is_replayed_up_to_them(redis_url: str, data: bytes) -> None:
+    state, ids = State(connect(redis_url)), RunIds()
+    created = document.create(parse({"input": "Hi", "background": True}), response_id=ids.response, model="m", created_at=1)
+    assembler = Assembler(dict(created, output=[]), ids, ResponseOptions())
+    start = sse.encode([*assembler.start(queued=True), *assembler.resume(2)])
+    await state.jobs.create(created, {}, [], ALICE, "sealed", Batch(0, 2, start))
+    job = await taken(state, ids.response)
+    words = sse.encode(events := assembler.feed(text("Hello")))
+    last = 2 + len(events)
+    assert await append(state, job, Batch(3, last, words))
+    assert await append(state, job, Batch(last + 1, last + 1, data))
+    ended = await write_end(state, await take(state, ids.response, "cancel"))
+    assert (ended["status"], ended["output"][0]["content"][0]["text"]) == ("cancelled", "Hello")
+    await state.aclose()
 
 
 async def test_a_log_is_replayed_page_by_page(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,16 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
 
 
+async def test_a_damaged_number_of_events_is_reported_as_damaged(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await state.client.command("HSET", keys(job)[0], "next_seq", "x", "lease_until", 1)
+    with pytest.raises(Damaged):
+        await state.jobs.progress(response_id)
+    with pytest.raises(Damaged):
+        await taken(state, response_id)
+
+
 async def test_a_follower_beyond_the_last_event_is_refused_or_after_the_end_gets_nothing(
     state: State, caplog: pytest.LogCaptureFixture
 ) -> None:

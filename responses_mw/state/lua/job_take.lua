@@ -55,4 +55,4 @@ if verdict == 'run' then
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
 local texts = redis.call('HMGET', KEYS[1], 'document', 'job', 'continuations')
-return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts), tonumber(texts[3] or 0)}
+return {verdict, tonumber(next_seq) or 'damaged', texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts), tonumber(texts[3] or 0)}
