@@ -125,6 +125,7 @@ class Runner:
         """Return the number of input tokens of the first model call for `request`. Raises `APIError` if counting fails."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
+            begin_run(run.document, streams=None)
             if compaction.is_asked(run.context.input):
                 return await self._backend.count((await self._compaction.summary_run(run)).turn_request())
             try:

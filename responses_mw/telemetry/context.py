@@ -71,7 +71,7 @@ class RequestContext:
     conversation: str = ""
     previous_response: str = ""
     model: str = ""
-    streams: bool | None = None  # whether the client requested a stream. None if no response is created, compacted or counted
+    streams: bool | None = None  # whether the client requested a stream. None if none is created or compacted
     stores: bool = False  # whether the response is stored. If not, its text must not be logged or added to spans
     cache: str = ""  # the result of the cache lookup: `exact`, `semantic` or `miss`
     cache_reason: str = ""
@@ -198,12 +198,17 @@ def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | No
         request.stores = bool(response.get("store"))
 
 
-def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
-    """Record that the current request creates the response `document`, and whether the client requested a stream."""
+def begin_run(document: Mapping[str, Any], *, streams: bool | None) -> None:
+    """Record that the current request creates the response `document`, and whether the client requested a stream.
+
+    `streams` is None if no response is created, because only its tokens are counted.
+    """
     request = _CURRENT.get()
     if request is None:
         return
     annotate(response=document)
+    if streams is None:
+        request.response_id = ""
     request.model, request.streams = str(document["model"]), streams
     request.previous_response = document.get("previous_response_id") or ""
 

@@ -7,6 +7,7 @@ instead.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -26,6 +27,7 @@ from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERR
 
 TRACER = trace.get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
+_CANCELLED = "cancelled"
 
 
 def is_tracing() -> bool:
@@ -268,6 +270,9 @@ def tool_call_span(
     try:
         with activated_span(span):
             yield record
+    except asyncio.CancelledError:
+        measured[ERROR_TYPE] = _CANCELLED  # not a failure of the tool
+        raise
     except BaseException as error:
         fail(type(error).__name__)
         raise
@@ -275,5 +280,5 @@ def tool_call_span(
         TOOL_DURATION.record(time.perf_counter() - started, measured)
         if request is not None:
             request.tool_calls += 1
-            request.tool_errors += ERROR_TYPE in measured
+            request.tool_errors += measured.get(ERROR_TYPE, _CANCELLED) != _CANCELLED
         span.end()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.counting import Counting
 
 if TYPE_CHECKING:
@@ -146,3 +148,18 @@ async def test_a_server_that_counts_nothing_is_a_502(before: Callable[[Counting]
     with pytest.raises(openai.InternalServerError) as caught:
         await before(Counting("system", counts=False)).client.responses.input_tokens.count(model="tiny", input="Hi")
     assert caught.value.status_code == 502
+
+
+async def test_a_failed_count_is_not_a_failed_response(start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture) -> None:
+    def failed() -> float:
+        return REGISTRY.get_sample_value("responses_mw_responses_total", {"kind": "json", "status": "failed"}) or 0
+
+    key = f"alice:sha256:{sha256(b'key').hexdigest()}"
+    ours = start_at("proxy", upstream="http://127.0.0.1:1", upstream__dialect="openai", auth__api_keys=[key])
+    before = failed()
+    refused = await ours.http.post(
+        "/v1/responses/input_tokens", json={"model": "tiny", "input": "Hi"}, headers={"authorization": "Bearer key"}
+    )
+    assert refused.status_code == 502
+    assert failed() == before
+    assert "response resp_" not in caplog.text

@@ -23,6 +23,7 @@ from responses_mw.settings.groups import ServerSettings
 from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
+from responses_mw.telemetry.tracing import tool_call_span
 from tests.support.scripted import HELLO, Signal, finish, text
 
 if TYPE_CHECKING:
@@ -275,6 +276,14 @@ async def test_the_upstreams_text_is_logged_at_debug_unless_the_response_is_not_
     texts = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
     assert bool(texts) is written
     assert all(f"{PROMPT}\\n" in text and len(text) < 600 for text in texts)
+
+
+def test_a_cancelled_tool_call_is_not_a_failed_one() -> None:
+    request = RequestContext()
+    span = tool_call_span("f", "{}", call_id="c", label="", kind="mcp", server="s")
+    with activated(request), pytest.raises(asyncio.CancelledError), span:
+        raise asyncio.CancelledError
+    assert (request.tool_calls, request.tool_errors) == (1, 0)
 
 
 async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
