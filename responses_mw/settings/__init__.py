@@ -170,7 +170,7 @@ def origins(settings: Settings) -> dict[str, str]:
     given, content = _ours(), _read(settings.config) if settings.config else {}
     without_flags, found = settings, dict[str, str]()
     with suppress(ValidationError):
-        without_flags = kind()
+        without_flags = kind(config=settings.config)
     for variable, keys in variables(kind).items():
         value = _value(settings, keys)
         if value == _value(kind.model_construct(), keys):

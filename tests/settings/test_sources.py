@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,6 +182,16 @@ def test_the_check_says_where_each_setting_came_from(
         "jobs.lease from a flag",
         "cache.ttl from RESPONSES_MW_CACHE_TTL",
     ]
+
+
+def test_the_check_names_the_file_that_a_flag_selects(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    path = write("[limits]\nstreams = 3")
+    monkeypatch.delenv("RESPONSES_MW_CONFIG")
+    with suppress(SystemExit):
+        run("serve", "--check", "--port=0", "--upstream", serve(upstream), "--config", str(path))
+    assert f"limits.streams from {path}" in capsys.readouterr().out
 
 
 # -- unknown variables ----------------------------------------------------------------------------------------------------
