@@ -8,7 +8,7 @@ A request is cacheable only if all of these are true:
 - Its last item is a user message with exactly one text part, which is not blank.
 - The model cannot call a tool, including tools that the history defines, and no item answers an MCP approval request.
 - The history contains only text, because the content behind a URL may change.
-- It does not ask for a background response, log probabilities or `enable_response_messages`.
+- It does not ask for log probabilities or `enable_response_messages`. Background responses never reach the cache.
 
 An answer is stored only if it consists of reasoning and plain text. The text of the user message is not stored, only its hashes
 and its vector. A record has one of two forms:
@@ -118,7 +118,6 @@ def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
     obstacles = {
-        "background": request.background,
         # An approved call runs before the model is called.
         "tools": (has_tools and request.tool_choice != "none") or "mcp_approval_response" in types,
         "logprobs": request.wants_logprobs,

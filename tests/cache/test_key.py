@@ -179,16 +179,13 @@ def test_input_other_than_texts_ending_with_a_users_is_not_cacheable(
 @pytest.mark.parametrize(
     "members",
     [
-        {"background": True},
         {"tools": [FUNCTION]},
         {"tools": [FUNCTION], "tool_choice": "required"},
         {"top_logprobs": 2},
         {"include": frozenset({"message.output_text.logprobs"})},
     ],
 )
-def test_requests_with_tools_background_or_log_probabilities_are_not_cacheable(
-    members: dict[str, Any],
-) -> None:
+def test_requests_with_tools_or_log_probabilities_are_not_cacheable(members: dict[str, Any]) -> None:
     assert made(replace(asked(), **members)) is None
 
 
