@@ -52,6 +52,11 @@ def test_every_operation_has_a_summary() -> None:
     assert not missing, "write the summary in responses_mw/asgi/openapi.json"
 
 
+async def test_a_root_path_does_not_hide_it(start_at: Start) -> None:
+    http = start_at("proxy", uvicorn={"root_path": "/api"}).http
+    assert (await http.get("/openapi.json")).json() == describe()
+
+
 async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upstream(
     start_at: Start, upstream: ScriptedUpstream
 ) -> None:
