@@ -70,6 +70,15 @@ def test_tools_that_must_not_be_called_stay_in_the_prompt_where_the_server_forbi
 
 
 @pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.parametrize("choice", [{"type": "mcp", "server_label": "x", "name": "nope"}, {"type": "mcp", "server_label": "x"}])
+def test_a_choice_of_a_tool_that_the_server_does_not_list_is_refused(dialect: str, choice: dict[str, str]) -> None:
+    server = {"type": "mcp", "server_label": "x", "server_url": "https://x.example/mcp"}
+    with pytest.raises(BadRequest) as refused:
+        chat(dialect, tools=[TOOL, server], tool_choice=choice)
+    assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("dialect", ALL)
 def test_tools_go_without_nulls_and_without_a_choice_that_is_the_default(dialect: str) -> None:
     body = chat(dialect, tools=[TOOL])
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}]

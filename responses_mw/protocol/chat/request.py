@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest
+from ..request import checks
 from ..request.create import CreateResponse
 from ..request.tools import choice_names, namer
 from ..tool_kinds.form import OfferedFunction
@@ -181,12 +182,12 @@ def _add_tools(
     choice = request.tool_choice
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         offered, choice = _named(choice, offered), choice.get("mode", "auto")
-    if not offered or (choice == "none" and not dialect.tools_with_none):
-        return
-    if choice == "none":
-        body["tool_choice"] = choice
-    elif choice != "auto" and first_turn:
+    if first_turn and choice not in ("auto", "none"):
         offered = _force(body, choice, offered, dialect)
+    elif not offered or (choice == "none" and not dialect.tools_with_none):
+        return
+    elif choice == "none":
+        body["tool_choice"] = choice
     body["tools"] = [_chat_tool(one.function, dialect) for one in offered]
     if request.parallel_tool_calls is not None and dialect.parallel_tool_calls:
         body["parallel_tool_calls"] = request.parallel_tool_calls
@@ -198,10 +199,15 @@ def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequen
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
-    """Set `tool_choice` so that the model must call a function. Return the functions to offer."""
+    """Set `tool_choice` so that the model must call a function. Return the functions to offer.
+
+    Raises `BadRequest` if no offered function is selected, or if the dialect cannot force a call.
+    """
+    selected = _named(choice, offered) if isinstance(choice, dict) else offered
+    if not selected:
+        checks.invalid("tool_choice", "the server does not offer the selected tool.")
     if dialect.tool_choice == "refused":
         dialect.unsupported("tool_choice", "cannot be made to call a tool")
-    selected = _named(choice, offered) if isinstance(choice, dict) else offered
     if choice == "required" or len(selected) != 1 or dialect.tool_choice == "only":
         body["tool_choice"] = "required"
         return selected
