@@ -225,6 +225,8 @@ def test_a_call_whose_result_comes_in_the_input_waits_for_it() -> None:
         ([{"content": "x"}], "previous_input_messages[0].role"),
         ([{"author": {"role": "nobody"}}], "previous_input_messages[0].author.role"),
         ([{"role": "user", "content": 3}], "previous_input_messages[0].content"),
+        ([{"role": "assistant", "content": "", "reasoning": 5}], "previous_input_messages[0].reasoning"),
+        ([{"role": "assistant", "content": "", "reasoning_content": 5}], "previous_input_messages[0].reasoning_content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "previous_input_messages[0].content[0].type"),
         ([{"role": "assistant", "tool_calls": [{}]}], "previous_input_messages[0].tool_calls[0].function"),
         (
@@ -357,3 +359,10 @@ async def test_two_histories_are_refused(ours: Ours) -> None:
     body = {"model": "tiny", "input": "Hi", "previous_input_messages": [RESULT], "previous_response_id": "resp_1"}
     answered = await ours.http.post("/v1/responses", json=body)
     assert (answered.status_code, answered.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+def test_a_path_in_the_input_does_not_count_the_previous_messages() -> None:
+    body = {"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}
+    with pytest.raises(BadRequest) as refused:
+        parse({**body, "previous_input_messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]})
+    assert refused.value.param == "input[0]"

@@ -243,10 +243,11 @@ def _check_background(known: dict[str, Any]) -> None:
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
     """Return the items of vLLM's `previous_input_messages`, then those of the `input` (none for "" after other items)."""
-    items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
-    if not items or given.get("input") != "":
-        items = items + parse_input(given.get("input", []), max_items=limits.items)
+    previous = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
+    if previous and given.get("input") == "":
+        return previous
+    items = parse_input(given.get("input", []), max_items=limits.items)
     for index, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
             checks.invalid(f"input[{index}]", "a 'compaction_trigger' must be the last input item.")
-    return items
+    return previous + items

@@ -184,9 +184,9 @@ class _PreviousMessages:
         if message.get("channel") == "analysis":
             self._add_reasoning(_text(message, path))
             return
-        reasoning = message.get("reasoning") or message.get("reasoning_content")
-        if reasoning:
-            self._add_reasoning(checks.string(reasoning, f"{path}.reasoning"))
+        member = "reasoning" if message.get("reasoning") else "reasoning_content"
+        if message.get(member):
+            self._add_reasoning(checks.string(message[member], f"{path}.{member}"))
         if text := _text(message, path):
             self.items.append(_assistant_message(text))
         for index, one in enumerate(calls):
