@@ -55,11 +55,13 @@ TRY_AGAIN_LATER = 1013
 class BodyWriter:
     """Writes directly to the chunked body of a response that has started. Unlike ASGI's `send`, `write` is not awaited."""
 
-    __slots__ = ("_flow", "_transport")
+    __slots__ = ("_flow", "_transport", "writes")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
         self._transport = transport
         self._flow = flow
+        self.writes = 0
+        """Number of writes so far."""
 
     def is_ready(self) -> bool:
         """Return whether the client is connected and its connection accepts data without waiting."""
@@ -67,6 +69,7 @@ class BodyWriter:
 
     def write(self, data: bytes) -> None:
         """Write `data`, which must not be empty. Call this only if the writer is ready."""
+        self.writes += 1
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
@@ -184,15 +187,15 @@ class RunJSONResponse(EventResponse):
 class EventStreamResponse(EventResponse):
     """The events of a run as server-sent events. Each batch is sent as one ASGI message, so no event is split.
 
-    Events that the run passes to `outlet` are written directly to the connection, with the scope's `BODY_WRITER`. `outlet` must
+    Deltas that the run passes to `outlet` are written directly to the connection, with the scope's `BODY_WRITER`. `outlet` must
     be None if the scope has no `BODY_WRITER`.
     """
 
     def __init__(self, run: Batches, settings: ServerSettings, outlet: Outlet | None = None) -> None:
         super().__init__(run, settings)
         self._outlet = outlet
-        self._silent = False
-        self._last_number = 0
+        self._writer: BodyWriter | None = None
+        self._encoded_up_to = 0
         self._complete = True
         self._keeping_alive: asyncio.Task[None] | None = None
 
@@ -205,7 +208,8 @@ class EventStreamResponse(EventResponse):
             await send(_message(self._encoded(first)))
             del first  # its copies of the document would take 4 kB per stream
             if self._outlet is not None:
-                self._open(self._outlet, scope[BODY_WRITER])
+                self._writer = writer = scope[BODY_WRITER]
+                self._outlet.open(writer.is_ready, writer.write)
             async for batch in self._run:
                 await send(_message(self._encoded(batch)))
         finally:
@@ -219,25 +223,25 @@ class EventStreamResponse(EventResponse):
         await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})
 
     def _encoded(self, events: Any) -> bytes:
-        self._silent = False
-        self._last_number += len(events)
+        self._encoded_up_to += len(events)
         return encode(events)
 
-    def _open(self, outlet: Outlet, writer: BodyWriter) -> None:
-        outlet.open(writer.is_ready, lambda events: writer.write(self._encoded(events)))
+    def _next_number(self) -> int:
+        """Return the number of the next event that will be sent."""
+        return self._encoded_up_to + (self._writer.writes if self._writer else 0)
 
-    def _watch(self, send: Send) -> None:
-        """Send a keep-alive if nothing was sent during the last interval, and schedule the next check."""
+    def _watch(self, send: Send, before: int = -1) -> None:
+        """Send a keep-alive if the next event's number is still `before`, and schedule the next check."""
         # One check per interval needs neither a timer per token nor a task per stream.
-        if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
+        number = self._next_number()
+        if number == before and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
-        self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_INTERVAL, self._watch, send)
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_INTERVAL, self._watch, send, number)
 
     async def _keep_alive(self, send: Send) -> None:
         body = KEEP_ALIVE
         if self._settings.keep_alive != "comment":
-            body = frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
+            body = frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._next_number() - 1}))
         with suppress(OSError):  # the client disconnected
             await send(_message(body))
 
@@ -257,8 +261,7 @@ class LogStreamResponse(EventStreamResponse):
         self._complete = False
 
     def _encoded(self, batch: Any) -> bytes:
-        self._silent = False
-        self._last_number = batch.last + 1
+        self._encoded_up_to = batch.last + 1
         self._complete = batch.final
         data: bytes = batch.data
         return data

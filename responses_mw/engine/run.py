@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from types import AsyncGeneratorType
 from typing import Any, Self
 
@@ -57,8 +58,8 @@ class RunMode(Enum):
 class Outlet:
     """Sends deltas to the client without waking the task that reads the run's events.
 
-    The outlet is used while that task waits for the upstream. If the outlet is ready and a text arrives alone in a network
-    read, the text's events are passed to `send`. The run yields all other events.
+    The outlet is used while that task waits for the upstream. If the outlet is ready, and a text that continues the last one
+    arrives alone in a network read, the frame of its delta is passed to `send`. The run yields all other events.
 
     An outlet saves a fifth of the CPU time per token: 49 us instead of 62 us in the benchmark `steady`, on two busy cores.
     Remove outlets if they save less than 10 %.
@@ -69,13 +70,13 @@ class Outlet:
     def __init__(self) -> None:
         self.close()
 
-    def open(self, is_ready: Callable[[], bool], send: Callable[[list[Event]], None]) -> None:
-        """Pass events to `send` whenever `is_ready` returns true, until `close` is called."""
+    def open(self, is_ready: Callable[[], bool], send: Callable[[bytes], None]) -> None:
+        """Pass deltas, each as a server-sent event, to `send` whenever `is_ready` returns true, until `close` is called."""
         self.is_ready = is_ready
         self.send = send
 
     def close(self) -> None:
-        """Stop passing events to `send`. The run then yields all events, as with a new outlet."""
+        """Stop passing deltas to `send`. The run then yields all events, as with a new outlet."""
         self.open(lambda: False, lambda _: None)
 
 
@@ -178,21 +179,16 @@ class Run:
 
     def read(self, turn: OpenTurn) -> ChatStream:
         """Return the stream of `turn`. The stream omits texts that are sent through the outlet."""
-        if self.outlet is not None:
-            turn.stream.divert(self.pass_on)
+        if self.outlet is not None and self.messages is None:
+            turn.stream.divert(partial(self._pass_on, self.outlet))
         return turn.stream
 
-    def pass_on(self, text: Text) -> bool:
-        """Add `text` to the response, and send the resulting events through the outlet.
-
-        Return False without adding `text` if the outlet is missing or not ready. Raises the same errors as `feed`.
-        """
-        outlet = self.outlet
-        if outlet is None or not outlet.is_ready():
+    def _pass_on(self, outlet: Outlet, text: Text) -> bool:
+        """Add `text` to the response, and send its delta. Return False without doing so if one of them is not possible."""
+        delta = self.assembler.delta(text) if outlet.is_ready() else None
+        if delta is None:
             return False
-        events = self.feed((text,))
-        if events:
-            outlet.send(events)
+        outlet.send(delta)
         return True
 
     def receive(self, size: int) -> None:

@@ -121,6 +121,16 @@ def encode(events: Iterable[Event]) -> bytes:
     return b"".join([_head(event.type) + orjson.dumps(event.data) + b"\n\n" for event in events])
 
 
+def split_delta(template: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Split the frame of a delta into the bytes before its text and those between its text and its number.
+
+    In `template`, `delta` is empty, and the last member is `sequence_number`, which is 0.
+    """
+    name = b'"delta":"'
+    before, after = encode((Event(template["type"], template),)).split(name)
+    return before + name, after.removesuffix(b"0}\n\n")
+
+
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:
     """Decode frames made by `encode`. Return an iterator over the data of the events."""
     return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)

@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.protocol.chat.chunks import DeltaFastPath, SurrogateHalves
+from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.sse import encode
+from tests.protocol.runs import PLAIN, assembler, chunk, fragment
 
 TEXTS = st.text(min_size=1) | st.sampled_from(
     [" the", "\n", '"', "\\", "\\u0041", "}]}", '"}}]}', "é", "漢字", "\u2028", "\x7f", " "]
@@ -159,3 +162,43 @@ def test_a_number_beside_a_half_is_one_that_can_be_encoded() -> None:
 def test_what_is_no_json_even_with_halves_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         SurrogateHalves().decode(data)
+
+
+_PLAIN_TEXTS = st.text(min_size=1).filter(lambda text: text.isprintable() and not set(text) & {'"', "\\"})
+_OTHERS = st.sampled_from(
+    [
+        chunk(content='a "quote"'),
+        chunk(content="<think>"),
+        chunk(reasoning="Hm", logprobs=None),
+        chunk(tool_calls=[fragment(0, "{}", name="f")]),
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+    ]
+)
+_FORMS = [PLAIN, ResponseOptions(summary=True), ResponseOptions(open_reasoning=True), ResponseOptions(think_tag="think")]
+
+
+@given(st.lists(st.tuples(MEMBERS, _PLAIN_TEXTS) | _OTHERS, max_size=12), st.sampled_from(_FORMS))
+def test_a_delta_made_from_bytes_is_the_one_that_is_encoded(told: list[Any], options: ResponseOptions) -> None:
+    quick, plain = assembler(options), assembler(options)
+    frames, events = encode(quick.start()), plain.start()
+    for one in told:
+        delta = quick.delta(one) if isinstance(one, tuple) else None
+        frames += encode(quick.feed(one)) if delta is None else delta
+        events += plain.feed(one)
+        assert quick.ended == plain.ended
+    for one in (quick, plain):
+        one.fail("server_error", "It broke.")
+    assert frames + encode(quick.terminal()) == encode(events + plain.terminal())
+
+
+def test_only_a_text_that_continues_the_open_one_takes_the_short_way() -> None:
+    assembling = assembler()
+    assert assembling.delta(("content", "Hel")) is None
+    assembling.feed(("content", "Hel"))
+    delta = assembling.delta(("content", "lo"))
+    assert delta is not None
+    assert b'"delta":"lo","logprobs":[],"sequence_number":3}' in delta
+    assert assembling.delta(("reasoning", "Hm")) is None
+    assembling.feed(chunk(finish_reason="stop"))
+    assembling.end_turn()
+    assert assembling.delta(("content", "more")) is None

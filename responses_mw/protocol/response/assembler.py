@@ -114,6 +114,15 @@ class Assembler(ItemBuilder):
                 self._text(self._thinking, text)
         return self._emitter.drain()
 
+    def delta(self, text: Text) -> bytes | None:
+        part = self._open
+        if self._turn_is_over or part.__class__ is not OpenText or part.kind is not self._direct.get(text[0]):
+            return None
+        self._usage_is_last, self._has_bare_chunk = False, True
+        number = self._emitter.next_number
+        self._emitter.next_number = number + 1
+        return part.frame(text[1], number)
+
     def _feed_chunk(self, chunk: Chunk) -> None:
         usage = chunk.get("usage")
         self._usage_is_last = bool(usage)

@@ -122,6 +122,13 @@ class ResponseBuilder(ABC):
         them.
         """
 
+    def delta(self, text: Text) -> bytes | None:
+        """Process `text` if it continues the open text. Return the server-sent event that `feed` would have returned.
+
+        Return None without processing `text` if it does not. Pass it to `feed` then.
+        """
+        return None
+
     @abstractmethod
     def end_turn(self) -> list[Event]:
         """Complete the turn. Emit its remaining items, up to the first call that the server executes.

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..parts import reasoning_text
+from ..sse import split_delta
 from ..types import Item
 from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
 
@@ -23,7 +24,7 @@ _MAX_EMPTY_TOKENS = 100
 class OpenText:
     """The last part of an item, whose text is being streamed. `place` holds the ids and indices for its events."""
 
-    __slots__ = ("_emitter", "item", "kind", "part", "place", "template", "utf8")
+    __slots__ = ("_emitter", "_frame", "item", "kind", "part", "place", "template", "utf8")
 
     def __init__(self, kind: EventTarget, item: Item, output_index: int, emitter: Emitter) -> None:
         parts = item[kind.holder]
@@ -35,6 +36,7 @@ class OpenText:
         logprobs: dict[str, Any] = {"logprobs": []} if kind is OUTPUT_TEXT else {}
         self.template = {"type": f"{kind.stem}.delta", **self.place, "delta": "", **logprobs, "sequence_number": 0}
         self._emitter = emitter
+        self._frame: tuple[bytes, bytes] | None = None
 
     def add(self, text: str, logprobs: Any = None) -> None:
         """Add a piece of text and emit it as a delta. `logprobs` are the chat chunk's log probabilities, if requested."""
@@ -49,6 +51,15 @@ class OpenText:
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
         else:
             self._emitter.delta(self.template, text)
+
+    def frame(self, text: str, number: int) -> bytes:
+        """Add a piece of text that JSON does not escape. Return its delta as a server-sent event with this `number`."""
+        if not self._frame:
+            self._frame = split_delta(self.template)
+        before, after = self._frame
+        utf8 = text.encode()
+        self.utf8 += utf8
+        return b"%b%b%b%d}\n\n" % (before, utf8, after, number)
 
     def put(self) -> None:
         """Write the text streamed so far to the part."""
