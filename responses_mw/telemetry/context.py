@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from opentelemetry.trace import get_current_span
 
@@ -23,6 +23,8 @@ from .conventions import GenAI, Own
 from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS, USAGE
 
 logger = logging.getLogger("responses_mw.runs")
+
+T = TypeVar("T")
 
 WARNING_INTERVAL = 60.0  # minimum number of seconds between two warnings about the same fault
 
@@ -117,21 +119,22 @@ class RequestContext:
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
 
     def span_attributes(self) -> dict[str, str | bool]:
-        attributes: dict[str, str | bool | None] = {
-            GenAI.RESPONSE_ID: self.response_id,
-            GenAI.CONVERSATION_ID: self.conversation,
-            GenAI.MODEL: self.model,
-            GenAI.STREAM: self.streams or None,
-            GenAI.PREVIOUS_RESPONSE_ID: self.previous_response,
-            Own.CACHE_RESULT: self.cache,
-            Own.OUTCOME: self.outcome,
-        }
-        return {name: value for name, value in attributes.items() if value}
+        return present(
+            {
+                GenAI.RESPONSE_ID: self.response_id,
+                GenAI.CONVERSATION_ID: self.conversation,
+                GenAI.MODEL: self.model,
+                GenAI.STREAM: self.streams or None,
+                GenAI.PREVIOUS_RESPONSE_ID: self.previous_response,
+                Own.CACHE_RESULT: self.cache,
+                Own.OUTCOME: self.outcome,
+            }
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for log records, without those that are unset. They contain no prompts, answers or tool data."""
-        details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
-        facts: dict[str, Any] = {
+        usage = self.usage
+        facts = {
             "outcome": self.outcome,
             "error_code": self.failure.code[:_MAX_TEXT],
             "error_type": self.failure.kind,
@@ -142,10 +145,10 @@ class RequestContext:
             "continuations": self.continuations or None,
             "tool_calls": self.tool_calls or None,
             "tool_errors": self.tool_errors or None,
-            "tokens_in": self.usage.get("input_tokens"),
-            "tokens_out": self.usage.get("output_tokens"),
-            "tokens_cached": details_in.get("cached_tokens"),
-            "tokens_reasoning": details_out.get("reasoning_tokens"),
+            "tokens_in": usage.get("input_tokens"),
+            "tokens_out": usage.get("output_tokens"),
+            "tokens_cached": (usage.get("input_tokens_details") or {}).get("cached_tokens"),
+            "tokens_reasoning": (usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
             "first_token": None if self.first_token is None else round(self.first_token, 4),
             "cache": self.cache,
             "cache_reason": self.cache_reason,
@@ -158,7 +161,12 @@ class RequestContext:
             "left": self.has_left or None,
             "trace_id": self.trace_id,
         }
-        return {name: value for name, value in facts.items() if value not in ("", None)}
+        return present(facts)
+
+
+def present(values: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the values that are neither None nor ""."""
+    return {name: value for name, value in values.items() if value is not None and value != ""}
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("responses_mw.request", default=None)
@@ -257,8 +265,11 @@ def log_facts(
     """
     if not to.isEnabledFor(level):
         return
-    shown = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
-    to.log(level, "%s", f"{subject} {shown}".rstrip(), extra={"facts": {**named, **facts}, "subject": subject})
+    words = [subject]
+    for name, value in facts.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{name}={text if _PLAIN.fullmatch(text) else json.dumps(text)}")  # quoted if it has special characters
+    to.log(level, "%s", " ".join(words), extra={"facts": {**named, **facts}, "subject": subject})
 
 
 def count_response(request: RequestContext, kind: str) -> None:
@@ -302,8 +313,8 @@ def report_continuation(
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
         CONTINUATION_PAUSE.record(pause, {})
-    given = {"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": pause if pause is None else round(pause, 3)}
-    facts = {name: value for name, value in given.items() if value is not None}
+    rounded = None if pause is None else round(pause, 3)
+    facts: dict[str, Any] = present({"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": rounded})
     attributes = {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
     get_current_span().add_event("responses_mw.continuation", attributes)
     log_facts(logger, f"response {response_id} continued", facts)
@@ -316,10 +327,3 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
     report_failure(request)
     count_response(request, "background")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)  # quoted if it contains spaces or special characters
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)

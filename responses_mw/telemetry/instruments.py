@@ -29,6 +29,7 @@ from ..version import VERSION
 from .conventions import SCHEMA_URL, SCOPE
 
 Attributes: TypeAlias = Mapping[str, str | int]
+_Key: TypeAlias = tuple[tuple[str, str | int], ...]  # the items of attributes
 Metric = TypeVar("Metric", bound=MetricWrapperBase)
 
 MAX_SERIES = 1000
@@ -52,28 +53,27 @@ class Instrument(Generic[Metric]):
         label_names = [_prometheus_name(label) for label in labels]
         self._metric = kind(_prometheus_name(name, unit), description, label_names, **{"registry": REGISTRY, **options})
         self._labels = labels
-        self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
+        self._series: dict[_Key, tuple[Metric, Attributes]] = {}
 
-    def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
-        """Return the series and the attributes to record. After `MAX_SERIES` series, all labels of new ones become `OTHER`."""
-        if not self._labels:
-            return self._metric, attributes
-        given = tuple(attributes.items())
-        series = self._series.get(given)
-        if series is None:
-            if unknown := attributes.keys() - set(self._labels):
-                raise ValueError(f"undeclared attributes: {unknown}")
-            if len(self._series) >= MAX_SERIES:
-                attributes = dict.fromkeys(self._labels, OTHER)
-                return self._metric.labels(*attributes.values()), attributes
-            values = (str(attributes.get(label, "")) for label in self._labels)
-            series = self._series[given] = self._metric.labels(*values)
-        return series, attributes
+    def _new_series(self, given: _Key) -> tuple[Metric, Attributes]:
+        """Return a new series, and the attributes to record. After `MAX_SERIES` series, all labels of new ones are `OTHER`."""
+        attributes = dict(given)
+        if unknown := attributes.keys() - set(self._labels):
+            raise ValueError(f"undeclared attributes: {unknown}")
+        is_full = len(self._series) >= MAX_SERIES
+        if is_full:
+            attributes = dict.fromkeys(self._labels, OTHER)
+        values = [str(attributes.get(label, "")) for label in self._labels]
+        created = (self._metric.labels(*values) if values else self._metric), attributes
+        if not is_full:
+            self._series[given] = created
+        return created
 
 
 class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
-    def add(self, amount: int = 1, attributes: Attributes | None = None) -> None:
-        series, _ = self._series_of(attributes or {})
+    def add(self, amount: int = 1, attributes: Mapping[str, str | int] = {}) -> None:
+        key = tuple(attributes.items())
+        series, _ = self._series.get(key) or self._new_series(key)
         if amount:
             series.inc(amount)
 
@@ -121,7 +121,8 @@ class Histogram(Instrument[prometheus.Histogram]):
         self._otel = _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=buckets)
 
     def record(self, value: float, attributes: Attributes) -> None:
-        series, attributes = self._series_of(attributes)
+        key = tuple(attributes.items())
+        series, attributes = self._series.get(key) or self._new_series(key)
         series.observe(value)
         self._otel.record(value, attributes)
 

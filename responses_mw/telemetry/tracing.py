@@ -21,7 +21,7 @@ from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 
 from ..version import VERSION
-from .context import RequestContext, activated, current_request
+from .context import RequestContext, activated, current_request, present
 from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
 from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
@@ -104,7 +104,7 @@ def start_request_span(name: str, scope: Mapping[str, Any], attributes: Mapping[
 
 def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
     address, port = scope.get("server") or (None, None)
-    known = {
+    attributes = {
         HTTP.METHOD: method,
         HTTP.SCHEME: scope.get("scheme", "http"),
         HTTP.PATH: scope["path"],
@@ -113,7 +113,7 @@ def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
         SERVER_ADDRESS: address,
         SERVER_PORT: port or None,
     }
-    return start_request_span(method, scope, {name: value for name, value in known.items() if value is not None})
+    return start_request_span(method, scope, present(attributes))
 
 
 def end_request_span(span: Span, request: RequestContext, status: int = 200) -> None:
@@ -196,17 +196,17 @@ def redis_span(
     if not get_current_span().is_recording():
         return _NO_SPAN
     host, port, database = address()
-    known: dict[str, str | int | None] = {
+    attributes = {
         DB.SYSTEM: "redis",
         DB.OPERATION: operation,
-        DB.PROCEDURE: script or None,
+        DB.PROCEDURE: script,
         DB.BATCH_SIZE: size if size > 1 else None,
         DB.NAMESPACE: None if database is None else str(database),
         SERVER_ADDRESS: host,
         SERVER_PORT: port,
     }
-    attributes = {name: value for name, value in known.items() if value is not None}
-    return ending(TRACER.start_span(f"{operation} {script}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes))
+    name = f"{operation} {script}".rstrip()
+    return ending(TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=present(attributes)))
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
@@ -243,7 +243,7 @@ def tool_call_span(
     `captures_content` returns true, the arguments and the result.
     """
     request = current_request()
-    described = {
+    attributes = {
         GenAI.OPERATION: "execute_tool",
         GenAI.TOOL_NAME: name,
         GenAI.TOOL_TYPE: "extension",  # the conventions' term for a tool that the server calls itself
@@ -251,8 +251,7 @@ def tool_call_span(
         Own.MCP_SERVER: label,
         Own.RESPONSE_ID: request.response_id if request is not None else "",
     }
-    attributes = {name: value for name, value in described.items() if value}
-    span = TRACER.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes)
+    span = TRACER.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=present(attributes))
     measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
     started = time.perf_counter()
 

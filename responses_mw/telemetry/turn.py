@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from . import metrics
-from .context import current_request, kind_of_error
+from .context import current_request, kind_of_error, present
 from .conventions import ERROR_TYPE, REQUEST_ATTRIBUTES, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
@@ -48,10 +48,10 @@ class TurnSpan:
         self._first_read: float | None = None
         self._result: dict[str, Any] = {}
         self._is_ended = False
-        attributes = dict(self._server)
+        self._span: Span = INVALID_SPAN
         if is_tracing():
-            attributes |= {GenAI.MODEL: self._model, **_request_attributes(chat), **_response_attributes(document)}
-        self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
+            attributes = {**self._server, **_attributes(chat, document)}
+            self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
         metrics.TURNS_ACTIVE.add(1)
         self._started = time.perf_counter()
 
@@ -77,7 +77,7 @@ class TurnSpan:
         duration = time.perf_counter() - self._started
         metrics.MODELS.admit(self._model)
         # If the usage of a turn is unknown, the document's usage becomes null. Count 0 tokens, not a negative number.
-        used = tuple(max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True))
+        used = [max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True)]
         self._measure(duration, used)
         if self._span.is_recording():
             self._result |= {name: count for name, count in zip(_COUNTS, used, strict=True) if count or name in _ALWAYS}
@@ -144,34 +144,27 @@ _ALWAYS = frozenset(_COUNTS[:2])
 
 def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the token counts of `document` in the order of `_COUNTS`."""
-    usage = document.get("usage")
-    if not usage:
-        return (0,) * len(_COUNTS)
-    details_in, details_out = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
-    counts = (usage.get("input_tokens"), usage.get("output_tokens"))
-    return tuple(count or 0 for count in (*counts, details_in.get("cached_tokens"), details_out.get("reasoning_tokens")))
+    usage = document.get("usage") or {}
+    cached = (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
+    reasoning = (usage.get("output_tokens_details") or {}).get("reasoning_tokens", 0)
+    return usage.get("input_tokens", 0), usage.get("output_tokens", 0), cached, reasoning
 
 
-def _request_attributes(chat: Mapping[str, Any]) -> dict[str, Any]:
-    attributes = {REQUEST_ATTRIBUTES[name]: chat[name] for name in REQUEST_ATTRIBUTES.keys() & chat.keys()}
-    stop, effort = chat.get("stop"), (chat.get("reasoning") or {}).get("effort")
-    form = chat.get("response_format") or (chat.get("text") or {}).get("format") or {}
-    others = {
-        GenAI.STREAM: chat.get("stream"),
-        GenAI.STOP_SEQUENCES: [stop] if isinstance(stop, str) and stop else stop,
-        GenAI.REASONING_LEVEL: effort,
-        GenAI.OUTPUT_TYPE: form and ("text" if form.get("type") == "text" else "json"),
-    }
-    return attributes | {name: value for name, value in others.items() if value}
-
-
-def _response_attributes(document: Mapping[str, Any]) -> dict[str, str]:
+def _attributes(chat: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a request and its response for the span of a turn."""
+    stop = chat.get("stop") or None
+    form = chat.get("response_format") or (chat.get("text") or {}).get("format")
     attributes = {
+        GenAI.MODEL: str(chat.get("model", "")),
+        GenAI.STREAM: chat.get("stream") or None,
+        GenAI.STOP_SEQUENCES: [stop] if isinstance(stop, str) else stop,
+        GenAI.REASONING_LEVEL: (chat.get("reasoning") or {}).get("effort"),
+        GenAI.OUTPUT_TYPE: ("text" if form.get("type") == "text" else "json") if form else None,
         Own.RESPONSE_ID: document["id"],
         GenAI.CONVERSATION_ID: (document.get("conversation") or {}).get("id"),
         GenAI.PREVIOUS_RESPONSE_ID: document.get("previous_response_id"),
     }
-    return {name: value for name, value in attributes.items() if value}
+    return present(attributes | {REQUEST_ATTRIBUTES[name]: chat[name] for name in REQUEST_ATTRIBUTES.keys() & chat.keys()})
 
 
 # -- messages in the formats of `gen_ai.input.messages` and `gen_ai.output.messages` ---------------------------------------
