@@ -15,7 +15,7 @@ from itertools import cycle, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
-from .request import ChatRequest, Tool
+from .request import ChatRequest, text_of
 
 
 class Reply(NamedTuple):
@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
 
 def reply_to(request: ChatRequest) -> Reply:
-    """Return the reply of the first rule that applies. Raises `SchemaError` if no value can be generated for a schema."""
+    """Return the reply of the first rule that applies. Raises `ValueError` if no value can be generated for a schema."""
     return next(reply for rule in _RULES if (reply := rule(request)) is not None)
 
 
@@ -40,23 +40,23 @@ def _json(value: object) -> str:
 
 def _make_call(request: ChatRequest) -> Reply | None:
     """Call a tool if `tool_choice` requires it. Otherwise, call the matching tools, unless a tool has just answered."""
-    if request.named_tool is not None:
-        tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
-        return _call(request, tools, f"I have to call {request.named_tool}.")
-    tools = _wanted_tools(request)
-    if request.tool_choice == "required":
-        return _call(request, tools or request.offered_tools[:1], "I have to call a tool.")
-    if not tools or request.messages[-1].role == "tool":
+    if request.named_function is not None:
+        functions = [function for function in request.functions if function["name"] == request.named_function]
+        return _call(request, functions, f"I have to call {request.named_function}.")
+    functions = _wanted_functions(request)
+    if request.must_call:
+        return _call(request, functions or request.functions[:1], "I have to call a tool.")
+    if not functions or request.messages[-1]["role"] == "tool":
         return None
-    names = " and ".join(tool.function.name for tool in tools)
-    return _call(request, tools, f"The user's words fit {names}. I call and wait for the result.")
+    names = " and ".join(function["name"] for function in functions)
+    return _call(request, functions, f"The user's words fit {names}. I call and wait for the result.")
 
 
-def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return the tools whose names share a word with the user's text. Without parallel calls, return only the first one."""
+def _wanted_functions(request: ChatRequest) -> list[dict[str, Any]]:
+    """Return the functions whose names share a word with the user's text. Without parallel calls, return only the first one."""
     said = _keywords(request.user_text)
-    tools = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
-    return tools if request.parallel_tool_calls is not False else tools[:1]
+    functions = [function for function in request.functions if said & _keywords(function["name"])]
+    return functions[:1] if request.is_single_call else functions
 
 
 def _keywords(text: str) -> set[str]:
@@ -65,9 +65,8 @@ def _keywords(text: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(spaced)} - _COMMON_WORDS
 
 
-def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
-    functions = [tool.function for tool in tools]
-    calls = [(one.name, _json(fill(one.parameters or {"type": "object"}, request.user_text))) for one in functions]
+def _call(request: ChatRequest, functions: list[dict[str, Any]], thought: str) -> Reply:
+    calls = [(one["name"], _json(fill(one.get("parameters") or {"type": "object"}, request.user_text))) for one in functions]
     return Reply(thought, calls=tuple(calls))
 
 
@@ -79,9 +78,10 @@ def _answer_from_results(request: ChatRequest) -> Reply | None:
 
 def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
     """Return the name and result of each tool message at the end of the conversation, in order."""
-    names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
-    last = takewhile(lambda message: message.role == "tool", reversed(request.messages))
-    return [(names.get(message.tool_call_id or "", "The tool"), message.text) for message in last][::-1]
+    calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
+    names = {call["id"]: call["function"]["name"] for call in calls}
+    last = takewhile(lambda message: message["role"] == "tool", reversed(request.messages))
+    return [(names.get(message.get("tool_call_id"), "The tool"), text_of(message)) for message in last][::-1]
 
 
 def _in_words(result: str) -> str:
@@ -97,12 +97,12 @@ def _in_words(result: str) -> str:
 
 def _fill_format(request: ChatRequest) -> Reply | None:
     """Fill the schema of `response_format`. For `json_object`, reply with the text and its names and numbers."""
-    wanted = request.response_format
-    if wanted is None or wanted.type == "text":
+    kind = request.format["type"]
+    if kind == "text":
         return None
     text = "\n".join([request.user_text, *(content for _, content in _tool_results(request))])
-    if wanted.type == "json_schema":
-        schema = (wanted.json_schema and wanted.json_schema.json_schema) or {}
+    if kind == "json_schema":
+        schema = request.format["json_schema"].get("schema") or {}
         return Reply("I look in the text for the values that the schema requires.", _json(fill(schema, text)))
     found = {"text": text, "names": _names(text), "numbers": _numbers(text)}
     return Reply("The user wants JSON. I fill it with what the text contains.", _json(found))
@@ -117,7 +117,8 @@ def _recall(request: ChatRequest) -> Reply | None:
     if asked is None:
         return None
     told = re.compile(rf"\bmy {re.escape(asked[1])} is ([^.?!,;\n]+)", re.IGNORECASE)
-    said = [found[1] for message in request.messages if message.role == "user" for found in told.finditer(message.text)]
+    texts = [text_of(message) for message in request.messages if message["role"] == "user"]
+    said = [found[1] for text in texts for found in told.finditer(text)]
     thought = f"The user asks for their {asked[1]}. I look through the conversation."
     return Reply(thought, f"Your {asked[1]} is {said[-1].strip()}." if said else f"You have not told me your {asked[1]}.")
 
@@ -170,7 +171,7 @@ def _describe(request: ChatRequest) -> Reply:
         return Reply("There are no words to talk about.", "You wrote no words.")
     said = f"You wrote {len(words)} {'word' if len(words) == 1 else 'words'}: “{_clipped(text)}”"
     longest = f"The longest is “{max(words, key=len)}”, the last is “{words[-1]}”."
-    instructions = [message.text for message in request.messages if message.role in ("system", "developer")]
+    instructions = [text_of(message) for message in request.messages if message["role"] in ("system", "developer")]
     told = [f"I was told: “{_clipped(' '.join(instructions))}”"] if any(instructions) else []
     thought = f"This is neither a sum nor a task for a tool. I count {len(words)} words and look at the longest."
     return Reply(thought, " ".join([*told, said, longest]))
@@ -210,16 +211,12 @@ _DEEP = 4  # levels of nesting beyond which optional values are null or empty
 _TOO_DEEP = 16
 
 
-class SchemaError(ValueError):
-    """The schema is invalid, or no value can be generated for the schema."""
-
-
 def fill(schema: dict[str, Any], text: str) -> Any:
-    """Generate a value for the JSON `schema` from `text`. Raises `SchemaError` if that is not possible."""
-    try:
-        return _Values(schema, text).value(schema, 0)
-    except (AttributeError, LookupError, TypeError) as malformed:
-        raise SchemaError(f"the schema is malformed: {malformed}") from malformed
+    """Generate a value for the JSON `schema` from `text`.
+
+    Raises `AttributeError`, `LookupError`, `TypeError` or `ValueError` if the schema is invalid or there is no value.
+    """
+    return _Values(schema, text).value(schema, 0)
 
 
 def _numbers(text: str) -> list[float]:
@@ -259,7 +256,7 @@ class _Values:
     def value(self, schema: Any, depth: int) -> Any:
         """Return a value for `schema`. `depth` is its level of nesting."""
         if depth > _TOO_DEEP:
-            raise SchemaError("the schema is nested too deeply")
+            raise ValueError("the schema is nested too deeply")
         if "$ref" in schema:
             return self.value(self._definitions[schema["$ref"]], depth + 1)
         if "const" in schema:
@@ -289,7 +286,7 @@ class _Values:
                 return True
             case "null":
                 return None
-        raise SchemaError(f"Invalid type: {kind}")
+        raise ValueError(f"Invalid type: {kind}")
 
     def _mentions(self, value: object) -> bool:
         return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None

@@ -1,4 +1,4 @@
-"""The demo upstream: a Chat Completions server without a model, in the wire format of vLLM 0.32.
+"""The demo upstream: a Chat Completions server without a model, with vLLM's names and order of chunks.
 
 An answer is a list of *deltas*, one for each token. Streams and whole answers are made from the same deltas.
 """
@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from .model import Reply, SchemaError, reply_to
-from .request import MAX_MODEL_LEN, MODELS, ChatRequest, RequestError, parse
+from .model import Reply, reply_to
+from .request import MAX_MODEL_LEN, MODELS, ChatRequest, RequestError
 
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
@@ -35,17 +35,21 @@ _STOP_SECONDS = 5.0
 # -- the answer ----------------------------------------------------------------------------------------------------------
 
 
-def answer(request: ChatRequest) -> Answer:
-    """Return the demo model's answer to `request`. Raises `RequestError` if a schema in the request cannot be filled."""
+def answer(body: bytes) -> Answer:
+    """Return the demo model's answer to the request in `body`. Raises `RequestError` if the request is invalid."""
     try:
-        reply = reply_to(request)
-    except SchemaError as error:
-        raise RequestError(f"Grammar error: {error}") from error
+        request = ChatRequest(orjson.loads(body))
+        return _answer(request, reply_to(request))
+    except (AttributeError, LookupError, TypeError, ValueError) as malformed:
+        raise RequestError(f"The request is malformed: {malformed!r}") from malformed
+
+
+def _answer(request: ChatRequest, reply: Reply) -> Answer:
     deltas = list(_deltas(reply, thinks=request.model == "demo-thinker"))
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:
         finish_reason = "length"
-    elif reply.calls and request.named_tool is None:  # vLLM ends a named call with "stop"
+    elif reply.calls and request.named_function is None:  # vLLM ends a named call with "stop"
         finish_reason = "tool_calls"
     return Answer(request, deltas[: request.answer_limit], finish_reason)
 
@@ -74,31 +78,22 @@ class Answer:
         head = self._head("chat.completion.chunk")
         yield head | {"choices": [_choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
-            yield head | {"choices": [_choice(delta) | {"token_ids": None}]}
-        finish = {"finish_reason": self.finish_reason, "stop_reason": None, "token_ids": None}
-        yield head | {"choices": [_choice({}) | finish]}
-        if self.request.stream_options and self.request.stream_options.include_usage:
+            yield head | {"choices": [_choice(delta)]}
+        yield head | {"choices": [_choice({}) | {"finish_reason": self.finish_reason}]}
+        if self.request.wants_usage:
             yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
     def completion(self) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "message": self._message(),
-            "logprobs": None,
-            "finish_reason": self.finish_reason,
-            "stop_reason": None,
-            "token_ids": None,
-        }
-        tail = {"service_tier": None, "system_fingerprint": _FINGERPRINT, "usage": self._usage()}
+        choice = {"index": 0, "message": self._message(), "logprobs": None, "finish_reason": self.finish_reason}
+        tail = {"system_fingerprint": _FINGERPRINT, "usage": self._usage()}
         return self._head("chat.completion") | {"choices": [choice], **tail}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
     def _message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts("content")) or None}
-        message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-        message["reasoning"] = "".join(self._texts("reasoning")) or None
+        texts = {kind: "".join(self._texts(kind)) or None for kind in ("content", "reasoning")}
+        message: dict[str, Any] = {"role": "assistant", **texts}
         for part in (call for delta in self.deltas for call in delta.get("tool_calls", [])):
             calls = message.setdefault("tool_calls", [])
             if "id" in part:
@@ -134,10 +129,10 @@ def create_upstream(pace: float = 0.0) -> Starlette:
 
     async def chat_completions(request: Request) -> Response:
         try:
-            given = answer(parse(await request.body()))
+            given = answer(await request.body())
         except RequestError as refused:
             return JSONResponse(refused.body, status_code=refused.status)
-        if given.request.stream:
+        if given.request.streams:
             return StreamingResponse(_events(given, pace), media_type="text/event-stream")
         await asyncio.sleep(pace * len(given.deltas))
         return JSONResponse(given.completion())
