@@ -78,10 +78,12 @@ def mark_failed(span: Span, kind: str) -> None:
 
 
 @contextmanager
-def ending(span: Span) -> Iterator[None]:
-    """End `span` on exit, and mark the span as failed if an exception is raised."""
+def _traced(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Iterator[Span]:
+    """Trace the `with` block in a span with those `attributes` that are set. The span fails if an exception is raised."""
+    span = TRACER.start_span(name, kind=kind, attributes=present(attributes))
     try:
-        yield
+        with activated_span(span):
+            yield span
     except Exception as error:
         mark_failed(span, type(error).__name__)
         raise
@@ -151,12 +153,9 @@ def _messaging(operation: str, response_id: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def queueing_span(response_id: str) -> Iterator[None]:
-    """Trace the queueing of a job."""
-    span = TRACER.start_span("send responses", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
-    with ending(span), activated_span(span):
-        yield
+def queueing_span(response_id: str) -> AbstractContextManager[object]:
+    """Return a context manager that traces the queueing of a job."""
+    return _traced("send responses", SpanKind.PRODUCER, _messaging("send", response_id))
 
 
 @contextmanager
@@ -187,7 +186,7 @@ def link_to_request(headers: Mapping[str, str]) -> None:
 
 def redis_span(
     operation: str, script: str, size: int, address: Callable[[], tuple[str | None, int | None, int | None]]
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Return a context manager that traces a round trip of `size` commands to Redis. `script` names a Lua script, or is "".
 
     `address` returns the host, the port and the database. Without a current span, nothing is traced, so that periodic work does
@@ -205,8 +204,7 @@ def redis_span(
         SERVER_ADDRESS: host,
         SERVER_PORT: port,
     }
-    name = f"{operation} {script}".rstrip()
-    return ending(TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=present(attributes)))
+    return _traced(f"{operation} {script}".rstrip(), SpanKind.CLIENT, attributes)
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
@@ -251,33 +249,28 @@ def tool_call_span(
         Own.MCP_SERVER: label,
         Own.RESPONSE_ID: request.response_id if request is not None else "",
     }
-    span = TRACER.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=present(attributes))
     measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
     started = time.perf_counter()
+    with _traced(f"execute_tool {name}", SpanKind.INTERNAL, attributes) as span:
 
-    def fail(error_type: str) -> None:
-        measured[ERROR_TYPE] = error_type
-        mark_failed(span, error_type)
+        def record(content: Any, failed: bool) -> None:
+            if failed:
+                measured[ERROR_TYPE] = "tool_error"
+                mark_failed(span, "tool_error")
+            if span.is_recording() and captures_content(stores=request is not None and request.stores):
+                text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+                span.set_attributes({GenAI.TOOL_ARGUMENTS: arguments, GenAI.TOOL_RESULT: text})
 
-    def record(content: Any, failed: bool) -> None:
-        if failed:
-            fail("tool_error")
-        if span.is_recording() and captures_content(stores=request is not None and request.stores):
-            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            span.set_attributes({GenAI.TOOL_ARGUMENTS: arguments, GenAI.TOOL_RESULT: text})
-
-    try:
-        with activated_span(span):
+        try:
             yield record
-    except asyncio.CancelledError:
-        measured[ERROR_TYPE] = _CANCELLED  # not a failure of the tool
-        raise
-    except BaseException as error:
-        fail(type(error).__name__)
-        raise
-    finally:
-        TOOL_DURATION.record(time.perf_counter() - started, measured)
-        if request is not None:
-            request.tool_calls += 1
-            request.tool_errors += measured.get(ERROR_TYPE, _CANCELLED) != _CANCELLED
-        span.end()
+        except asyncio.CancelledError:
+            measured[ERROR_TYPE] = _CANCELLED  # not a failure of the tool
+            raise
+        except Exception as error:
+            measured[ERROR_TYPE] = type(error).__name__
+            raise
+        finally:
+            TOOL_DURATION.record(time.perf_counter() - started, measured)
+            if request is not None:
+                request.tool_calls += 1
+                request.tool_errors += measured.get(ERROR_TYPE, _CANCELLED) != _CANCELLED
