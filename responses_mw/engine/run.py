@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from types import AsyncGeneratorType
@@ -15,21 +15,16 @@ from typing import Any, Self
 from ..cache import Hit, Miss, Uncacheable
 from ..errors import APIError, Unavailable, UpstreamError, without_traceback
 from ..protocol.chat.chunks import Text
-from ..protocol.chat.request import Prefill
 from ..protocol.request.checks import RequestLimits
-from ..protocol.request.create import CreateResponse
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.response.replay import Phase, Takeover
-from ..protocol.response.response_messages import ResponseMessages
-from ..protocol.tool_kinds.form import OfferedFunction
-from ..protocol.types import Chunk, Document, Part
+from ..protocol.types import Chunk
 from ..telemetry.context import end_run
 from ..tools import ToolResult
 from ..tools.toolbox import Toolbox
-from ..upstream import Caller
-from ..upstream.backend import OpenTurn, TurnRequest
+from ..upstream.backend import OpenTurn, TurnState
 from ..upstream.client import MAX_ANSWER_BYTES
 from ..upstream.errors import as_response_error
 from ..upstream.stream import ChatStream
@@ -80,14 +75,10 @@ class Outlet:
         self.open(lambda: False, lambda _: None)
 
 
-@dataclass(slots=True)
-class Run:
+@dataclass(slots=True, kw_only=True)
+class Run(TurnState):
     """One response in progress."""
 
-    request: CreateResponse
-    caller: Caller
-    model: str
-    """The upstream's name for the model."""
     context: RunContext
     assembler: ResponseBuilder
     history: History
@@ -95,16 +86,10 @@ class Run:
     toolbox: Toolbox | None = None
     outlet: Outlet | None = None
     """The outlet that deltas may be passed to. If None, the run yields all events."""
-    offered: list[OfferedFunction] = field(default_factory=list)
-    """The functions that the model may call."""
-    results: dict[str, str | list[Part]] = field(default_factory=dict)
-    """Maps the ids of call items to the results of the calls made in this run."""
     looked_up: Hit | Miss | Uncacheable | None = None
     """The result of the cache lookup, or None if the cache was not used."""
     turn: OpenTurn | None = None
     """The turn being read."""
-    turns: int = 0
-    """Number of turns begun. After a takeover, it starts at the number of server-side calls that have ended."""
     takeover: Takeover | None = None
     """The output of another worker that this run continues, or None."""
     first_events: list[Event] | None = None
@@ -127,17 +112,10 @@ class Run:
     """The tool calls of the last turn."""
     received: int = 0
     """Bytes received in finished or interrupted turns and in tool results."""
-    is_last_turn: bool = False
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
     error: Exception | None = None
     """The error that ended the run."""
-    messages: ResponseMessages | None = None
-    """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
-
-    @property
-    def document(self) -> Document:
-        return self.assembler.response
 
     @property
     def waits_for_upstream(self) -> bool:
@@ -149,27 +127,6 @@ class Run:
         if self.opening is not None:
             await self.opening
             self.opening = None
-
-    def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Return the request for the current turn, or for the first turn if none has begun.
-
-        `prefill` continues an interrupted message.
-        """
-        return TurnRequest(
-            self.request,
-            self.caller,
-            self.model,
-            self.context.chain.items,
-            self.context.input,
-            self.document,
-            size=self.context.size,
-            functions=self.offered,
-            results=self.results,
-            number=self.turns,
-            is_last=self.is_last_turn,
-            messages=self.messages,
-            prefill=prefill,
-        )
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
         """Add chunks to the response, and return the resulting events. Raises the same errors as `ResponseBuilder.feed`."""

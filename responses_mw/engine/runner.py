@@ -127,10 +127,10 @@ class Runner:
             run = await self.prepare(request, caller)
             begin_run(run.document, streams=None)
             if compaction.is_asked(run.context.input):
-                return await self._backend.count((await self._compaction.summary_run(run)).turn_request())
+                return await self._backend.count(await self._compaction.summary_run(run))
             try:
                 await self.turns.offer_tools(run)
-                return await self._backend.count(run.turn_request())
+                return await self._backend.count(run)
             finally:
                 if run.toolbox is not None:
                     await run.toolbox.aclose()
@@ -156,7 +156,7 @@ class Runner:
             return
         with suppress(UpstreamError):  # the upstream may be available again when the run begins
             await self.turns.offer_tools(run)
-            await self._backend.check(run.turn_request())
+            await self._backend.check(run)
 
     async def probe(self, caller: Caller) -> None:
         """Raise `UpstreamError` if the upstream is unavailable."""
@@ -224,7 +224,8 @@ class Runner:
         gate = self._gate(caller)
         toolbox = self._tools.toolbox(request.tools, [*context.items, *output], context.input, headers, caller.owner, gate)
         messages = self._backend.messages(request)
-        return Run(request, caller, model, context, assembler, history, toolbox, messages=messages)
+        turn = request, caller, model, context.chain.items, context.input, created, context.size, messages
+        return Run(*turn, context=context, assembler=assembler, history=history, toolbox=toolbox)
 
     def _gate(self, caller: Caller) -> Gate:
         return partial(self._upstream.verify, caller)

@@ -220,14 +220,14 @@ class TurnLoop:
         text already has the maximum number of tokens. Raises `APIError` if the request fails.
         """
         if phase is not Phase.TEXT:
-            return await self._backend.begin(run.turn_request())
-        prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
+            return await self._backend.begin(run)
+        prefix = await self._backend.prefix(run, run.assembler.turn_begins_at)
         if prefix is None:
             return None
         run.tokens_kept = prefix.prefill.tokens
         maximum = run.request.max_output_tokens
         is_full = broken is not None and maximum is not None and prefix.prefill.tokens >= maximum
-        turn = broken if is_full else await self._backend.begin(run.turn_request(prefix.prefill))
+        turn = broken if is_full else await self._backend.begin(run, prefix.prefill)
         run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
         if is_full:
             run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
@@ -295,7 +295,7 @@ class TurnLoop:
         if phase is not Phase.TEXT:
             return True
         try:
-            return await self._backend.continues(run.turn_request())
+            return await self._backend.continues(run)
         except UpstreamError as error:
             return error.is_overload or error.status >= 500  # the other worker will ask the upstream again
 
@@ -343,7 +343,7 @@ class Compaction:
         if threshold is None or is_awaited:
             return None
         items = await self._items(run)
-        if not compaction.can_shrink(items) or not await self._backend.exceeds(run.turn_request(), items, threshold):
+        if not compaction.can_shrink(items) or not await self._backend.exceeds(run, items, threshold):
             return None
         return await self.compact(run)
 
@@ -383,11 +383,11 @@ class Compaction:
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
         assembler = self._backend.builder(request, created, ids, owner, frozenset())
-        return Run(request, run.caller, run.model, context, assembler, NO_HISTORY, results=run.results)
+        turn = request, run.caller, run.model, context.chain.items, items, created, context.size
+        return Run(*turn, results=run.results, context=context, assembler=assembler, history=NO_HISTORY)
 
     async def _items(self, run: Run) -> list[Item]:
-        turn = run.turn_request()
-        return await by_size(turn.size, self._backend.items, turn)
+        return await by_size(run.size, self._backend.items, run)
 
 
 def _text(answer: Document) -> str:

@@ -1,13 +1,13 @@
 """The interface to an upstream, independent of its API.
 
-The engine describes each turn of a response in a `TurnRequest`. A `Backend` converts the turn to a request in the format of the
+A run is a `TurnState`, which describes its current turn. A `Backend` converts the turn to a request in the format of the
 upstream's API, and opens the stream of the answer.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,33 +34,31 @@ REASONING = "reasoning"
 """Purpose of the envelopes that contain the text of a reasoning item."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """One turn of a response, to be requested from the upstream."""
+@dataclass(slots=True)
+class TurnState:
+    """The part of a run that backends use: the response in progress, and its current turn or, before that, its first turn."""
 
     request: CreateResponse
     caller: Caller
     model: str
     """The upstream's name for the model."""
-    history: Sequence[Item]
+    earlier: Sequence[Item]
     """The items before the request's input."""
     input: Sequence[Item]
     document: Document
     """The response so far. The model also sees its output."""
     size: int = 0
-    """Size of history and input as JSON in bytes, or 0 if the size is unknown."""
-    functions: Sequence[OfferedFunction] = ()
-    """The functions that the model may call."""
-    results: Mapping[str, str | list[Part]] = field(default_factory=dict)
-    """Maps the ids of call items to the results of the calls made in this run."""
-    number: int = 1
-    """Number of turns begun: 1 during the first turn, 0 before it."""
-    is_last: bool = False
-    """Whether this is the last turn. If so, no server-side function is offered."""
+    """Size of the earlier items and the input as JSON in bytes, or 0 if the size is unknown."""
     messages: ResponseMessages | None = None
     """The recorder of vLLM's `input_messages` and `output_messages`, or None if the messages were not requested."""
-    prefill: Prefill | None = None
-    """How to continue the last message, if an earlier answer to this turn was interrupted within that message."""
+    offered: list[OfferedFunction] = field(default_factory=list)
+    """The functions that the model may call."""
+    results: dict[str, str | list[Part]] = field(default_factory=dict)
+    """Maps the ids of call items to the results of the calls made in this run."""
+    turns: int = 0
+    """Number of turns begun. After a takeover, it starts at the number of server-side calls that have ended."""
+    is_last_turn: bool = False
+    """Whether this is the last turn. If so, no server-side function is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +112,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
-        """Return the functions for the client-side tools in `request` and `items`. `size` is as in `TurnRequest`."""
+        """Return the functions for the client-side tools in `request` and `items`. `size` is as in `TurnState`."""
 
     @abstractmethod
-    def items(self, turn: TurnRequest) -> list[Item]:
+    def items(self, turn: TurnState) -> list[Item]:
         """Return all items that the model sees, decrypted.
 
         `ChatBackend` raises `BadRequest` if it cannot decrypt the last compaction, or reasoning without readable text in the
@@ -125,20 +123,20 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def begin(self, turn: TurnRequest) -> OpenTurn:
-        """Send the turn, and return it once its answer has begun.
+    async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
+        """Send the turn, and return it once its answer has begun. With `prefill`, continue an interrupted message.
 
         Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `items` and `Upstream.open`.
         """
 
-    async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
+    async def prefix(self, turn: TurnState, begins_at: int) -> Prefix | None:
         """Return the interrupted text of `turn`, or None if the upstream cannot continue it.
 
         `begins_at` is the index of the turn's first item in the output. Raises `APIError` if a request to the upstream fails.
         """
         return None
 
-    async def continues(self, turn: TurnRequest) -> bool:
+    async def continues(self, turn: TurnState) -> bool:
         """Return whether the upstream may be able to continue interrupted text of `turn`. `prefix` also checks the text itself.
 
         Raises `APIError` if a request to the upstream fails.
@@ -146,25 +144,25 @@ class Backend(ABC):
         return False
 
     @abstractmethod
-    async def count(self, turn: TurnRequest) -> int:
+    async def count(self, turn: TurnState) -> int:
         """Return the number of input tokens of the turn. Raises `APIError` if the tokens cannot be counted."""
 
     @abstractmethod
-    async def check(self, turn: TurnRequest) -> None:
+    async def check(self, turn: TurnState) -> None:
         """Check that the upstream's API can express the turn. `ResponsesBackend` leaves this check to the upstream.
 
         Raises `BadRequest` if the API cannot express the turn, and the errors of `items` and `Upstream.dialect`.
         """
 
     @abstractmethod
-    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+    async def exceeds(self, turn: TurnState, items: Sequence[Item], tokens: int) -> bool:
         """Return whether the input of `turn` has more than `tokens` tokens.
 
         `items` are the turn's items, as returned by the method `items`. Raises `APIError` if the tokens cannot be counted.
         """
 
     async def _open(
-        self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
+        self, turn: TurnState, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
     ) -> OpenTurn:
         span = TurnSpan(body, turn.document, provider, *self._address)
         caller = replace(turn.caller, headers=span.with_trace_context(turn.caller.headers))

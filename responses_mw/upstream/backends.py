@@ -26,7 +26,7 @@ from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item, Tool
 from ..settings.groups import UpstreamSettings
 from ..threads import by_size
-from .backend import Backend, OpenTurn, Prefix, TurnRequest
+from .backend import Backend, OpenTurn, Prefix, TurnState
 from .client import Upstream
 from .prompts import ContextWindow, PrefillProof, ShownPrompt, count_input, count_tokens, is_text
 from .servers import server_for
@@ -56,15 +56,15 @@ class ChatBackend(Backend):
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return await by_size(size, offered, request.tools, items)
 
-    def items(self, turn: TurnRequest) -> list[Item]:
-        own, owner = len(turn.history), turn.caller.owner
-        items = unsealed([*turn.history, *turn.input], partial(self._open_reasoning, owner), offset=own)
+    def items(self, turn: TurnState) -> list[Item]:
+        own, owner = len(turn.earlier), turn.caller.owner
+        items = unsealed([*turn.earlier, *turn.input], partial(self._open_reasoning, owner), offset=own)
         return compaction.open_last([*items, *turn.document["output"]], partial(self._unseal, owner), offset=own)
 
-    async def begin(self, turn: TurnRequest) -> OpenTurn:
-        return await self._fit(turn, partial(self._request, turn))
+    async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
+        return await self._fit(turn, partial(self._request, turn), prefill)
 
-    async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
+    async def prefix(self, turn: TurnState, begins_at: int) -> Prefix | None:
         if not await self.continues(turn):
             return None
         output = turn.document["output"]
@@ -80,7 +80,7 @@ class ChatBackend(Backend):
         tokens = usage["completion_tokens"] if usage else await server.count_text(turn.model, text)
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, fast == prompt.tokens), usage)
 
-    async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
+    async def _usage(self, prompt: ShownPrompt, before: TurnState, items: Sequence[Item]) -> dict[str, Any] | None:
         """Return an interrupted turn's usage, or None if unknown. `items` are its output, which `before` lacks."""
         chat = await self._fit_chat(before, None)
         server = await server_for(self._upstream, before.caller)
@@ -96,46 +96,48 @@ class ChatBackend(Backend):
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
-    async def continues(self, turn: TurnRequest) -> bool:
-        if turn.messages is not None or is_constrained(turn.request, first_turn=turn.number <= 1):
+    async def continues(self, turn: TurnState) -> bool:
+        if turn.messages is not None or is_constrained(turn.request, first_turn=turn.turns <= 1):
             return False
         return await self._proof.holds(turn.model, turn.caller)
 
-    async def count(self, turn: TurnRequest) -> int:
+    async def count(self, turn: TurnState) -> int:
         return await self._fit(turn, lambda chat: count_tokens(self._upstream, chat, turn.caller))
 
-    async def check(self, turn: TurnRequest) -> None:
+    async def check(self, turn: TurnState) -> None:
         await self._chat(turn, await self._upstream.dialect(turn.caller), self.items(turn))
 
-    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+    async def exceeds(self, turn: TurnState, items: Sequence[Item], tokens: int) -> bool:
         chat = await self._chat(turn, await self._upstream.dialect(turn.caller), items)
         if is_text(chat) and len(orjson.dumps(chat)) <= tokens:  # a token has at least one byte
             return False
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
-    async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
+    async def _fit(self, turn: TurnState, ask: Callable[[ChatRequest], Awaitable[T]], prefill: Prefill | None = None) -> T:
         """Call `ask` with the turn's chat request. If `truncation` is `auto`, omit old items that exceed the context window."""
         items = await by_size(turn.size, self.items, turn)
-        chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
+        chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller), prefill=prefill)
         if turn.request.truncation == "auto":
             return await self._context_window.ask(items, chat_of, ask, turn.caller)
         return await ask(await chat_of(items))
 
-    async def _fit_chat(self, turn: TurnRequest, prefill: Prefill | None) -> ChatRequest:
+    async def _fit_chat(self, turn: TurnState, prefill: Prefill | None) -> ChatRequest:
         async def take(chat: ChatRequest) -> ChatRequest:
             return chat
 
-        return await self._fit(replace(turn, prefill=prefill), take)
+        return await self._fit(turn, take, prefill)
 
-    async def _request(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
+    async def _request(self, turn: TurnState, chat: ChatRequest) -> OpenTurn:
         dialect = await self._upstream.dialect(turn.caller)
         raw = dialect.raw_parameters if turn.messages is not None else {}
         opened = await self._open(turn, {**chat, **raw}, dialect.name, self._upstream.chat)
         if turn.messages is not None:
-            turn.messages.begin(chat, turn.functions)
+            turn.messages.begin(chat, turn.offered)
         return opened
 
-    async def _chat(self, turn: TurnRequest, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
+    async def _chat(
+        self, turn: TurnState, dialect: Dialect, items: Sequence[Item], *, prefill: Prefill | None = None
+    ) -> ChatRequest:
         return await by_size(
             turn.size,
             to_chat,
@@ -143,11 +145,11 @@ class ChatBackend(Backend):
             items,
             dialect,
             model=turn.model,
-            offered=[function for function in turn.functions if not (function.form.served and turn.is_last)],
+            offered=[function for function in turn.offered if not (function.form.served and turn.is_last_turn)],
             own=len(items) - len(turn.input) - len(turn.document["output"]),  # truncation may have removed earlier items
-            first_turn=turn.number <= 1,
+            first_turn=turn.turns <= 1,
             results=turn.results,
-            prefill=turn.prefill,
+            prefill=prefill,
         )
 
 
@@ -213,9 +215,9 @@ class ResponsesBackend(Backend):
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return []
 
-    def items(self, turn: TurnRequest) -> list[Item]:
+    def items(self, turn: TurnState) -> list[Item]:
         owner = turn.caller.owner
-        items = [self._opened(item, owner) for item in (*turn.history, *turn.input, *turn.document["output"])]
+        items = [self._opened(item, owner) for item in (*turn.earlier, *turn.input, *turn.document["output"])]
         # The upstream may have encrypted what this server did not encrypt.
         return compaction.open_last(items, partial(self._unseal, owner), keeps_foreign=True)
 
@@ -228,26 +230,26 @@ class ResponsesBackend(Backend):
         plain = {name: value for name, value in item.items() if name != "encrypted_content"}
         return plain if item.get("content") else {**plain, "content": [{"type": "reasoning_text", "text": text}]}
 
-    async def begin(self, turn: TurnRequest) -> OpenTurn:
+    async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
         return await self._open(turn, await self._whole_body(turn), "openai", self._upstream.responses)
 
-    async def count(self, turn: TurnRequest) -> int:
+    async def count(self, turn: TurnState) -> int:
         return await count_input(self._upstream, await self._whole_body(turn), turn.caller)
 
-    async def check(self, turn: TurnRequest) -> None:
+    async def check(self, turn: TurnState) -> None:
         pass  # the upstream checks the request
 
-    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+    async def exceeds(self, turn: TurnState, items: Sequence[Item], tokens: int) -> bool:
         body = await self._body(turn, items)
         encoded = orjson.dumps(body)
         if len(encoded) <= tokens and not any(kind in encoded for kind in _NOT_TEXT):  # a token has at least one byte
             return False
         return await count_input(self._upstream, body, turn.caller) > tokens
 
-    async def _whole_body(self, turn: TurnRequest) -> dict[str, Any]:
+    async def _whole_body(self, turn: TurnState) -> dict[str, Any]:
         return await self._body(turn, await by_size(turn.size, self.items, turn))
 
-    async def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
+    async def _body(self, turn: TurnState, items: Sequence[Item]) -> dict[str, Any]:
         if any(map(_is_summary, items)) and (await self._upstream.dialect(turn.caller)).reasoning_field:
             items = [readable(item) if _is_summary(item) else item for item in items]
         return to_responses(turn.request, items, model=turn.model)
