@@ -7,12 +7,10 @@ upstream's API, and opens the stream of the answer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
-
-import anyio
 
 from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
@@ -126,7 +124,7 @@ class Backend(ABC):
     async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
         """Send the turn, and return it once its answer has begun. With `prefill`, continue an interrupted message.
 
-        Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `items` and `Upstream.open`.
+        Raises `BadRequest` if the upstream's API cannot express the turn, and the errors of `items` and `Upstream.chat`.
         """
 
     async def prefix(self, turn: TurnState, begins_at: int) -> Prefix | None:
@@ -162,22 +160,24 @@ class Backend(ABC):
         """
 
     async def _open(
-        self, turn: TurnState, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
+        self,
+        turn: TurnState,
+        body: dict[str, Any],
+        provider: str,
+        ask: Callable[[dict[str, Any], Caller], Awaitable[ChatStream]],
     ) -> OpenTurn:
         span = TurnSpan(body, turn.document, provider, *self._address)
         caller = replace(turn.caller, headers=span.with_trace_context(turn.caller.headers))
-        opened = OpenTurn(ask(body, caller), span)
         try:
-            await self._upstream.open(opened.stream, caller, turn.model)
+            stream = await ask(body, caller)
         except BaseException as error:
             if isinstance(error, Exception):
                 span.fail(error)
-            with anyio.CancelScope(shield=True):
-                await opened.aclose()
+            span.close()
             raise
-        if opened.stream.head:  # an answer may end without a chunk
-            span.answer_started(opened.stream.head)
-        return opened
+        if stream.head:  # an answer may end without a chunk
+            span.answer_started(stream.head)
+        return OpenTurn(stream, span)
 
     def _options(
         self, request: CreateResponse, owner: str, call_ids: frozenset[str], *, think_tag: str | None = None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import anyio
 import httpx
 import orjson
 
@@ -51,13 +52,18 @@ class Upstream:
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._fetch, self._fault, chat_path=path)
 
-    def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """Return a stream of the answer to the chat request `body`. `ChatStream.open` sends the request."""
-        return self._stream(ChatStream, "/v1/chat/completions", body, caller)
+    async def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
+        """Send the chat request `body`, and return the answer once it has begun. The caller must close it.
 
-    def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
-        """Return a stream of the answer to the Responses request `body`. `ChatStream.open` sends the request."""
-        return self._stream(ResponsesStream, "/v1/responses", body, caller)
+        Raises `UpstreamError` if the upstream responds with an error, or if its answer is malformed. Raises its subclass
+        `UpstreamUnreachable` if there is no connection or it fails before the status arrives, `UpstreamBrokeOff` if it fails
+        later or a server may have crashed (see `from_status`), and `UpstreamTimeout` if connecting or answering takes too long.
+        """
+        return await self._open(ChatStream, "/v1/chat/completions", body, caller)
+
+    async def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
+        """Send the Responses request `body`, and return the answer once it has begun. Raises the same errors as `chat`."""
+        return await self._open(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
@@ -81,8 +87,7 @@ class Upstream:
         return await self._json(await self._fetch("POST", path, caller, orjson.dumps(body), max_bytes), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
-        if response.status_code >= 300:
-            raise await self._fault(response, caller)
+        await self._check(response, caller)
         check_values(response.content)
         try:
             return orjson.loads(response.content)
@@ -145,35 +150,24 @@ class Upstream:
             error.is_overload = True
             raise
 
-    async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
-        """Open `stream`, and record whether the upstream accepted or refused `caller`.
-
-        Raises `UpstreamError` if the upstream responds with an error, or if its answer is malformed. Raises its subclass
-        `UpstreamUnreachable` if there is no connection or it fails before the status arrives, `UpstreamBrokeOff` if it fails
-        later or a server may have crashed (see `from_status`), and `UpstreamTimeout` if connecting or answering takes too long.
-        """
-        try:
-            await stream.open()
-        except UpstreamError as error:
-            if error.status in REFUSALS:
-                self._verification.chat_refused(caller)
-            raise
-        self._verification.chat_accepted(caller, model)
-
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def _stream(self, kind: type[Stream], path: str, body: dict[str, Any], caller: Caller) -> Stream:
-        async def send() -> httpx.Response:
-            response = await self._send("POST", path, caller, orjson.dumps(body))
-            if response.status_code >= 300:
-                try:
-                    raise await self._fault(response, caller)
-                finally:
-                    await response.aclose()
-            return response
-
+    async def _open(self, kind: type[Stream], path: str, body: dict[str, Any], caller: Caller) -> Stream:
+        """Return the answer, and record whether the upstream accepted or refused the caller."""
         first, idle = self._settings.timeout, self._settings.idle_timeout
-        return kind(send, first_byte_timeout=first, idle_timeout=idle, max_bytes=MAX_ANSWER_BYTES)
+        response = await self._send("POST", path, caller, orjson.dumps(body))
+        stream = kind(response, first_byte_timeout=first, idle_timeout=idle, max_bytes=MAX_ANSWER_BYTES)
+        try:
+            await self._check(response, caller)
+            await stream.begin()
+        except BaseException as error:
+            if isinstance(error, UpstreamError) and error.status in REFUSALS:
+                self._verification.chat_refused(caller)
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+            raise
+        self._verification.chat_accepted(caller, body["model"])
+        return stream
 
     async def _fetch(
         self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
@@ -241,6 +235,10 @@ class Upstream:
             response = await self.transport.handle_async_request(request)
         response.extensions["elapsed"] = time.monotonic() - began
         return response
+
+    async def _check(self, response: httpx.Response, caller: Caller) -> None:
+        if response.status_code >= 300:
+            raise await self._fault(response, caller)
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:

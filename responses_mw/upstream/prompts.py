@@ -54,7 +54,7 @@ async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) 
     probe = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
     if "tools" in probe:
         probe["tool_choice"] = "none"  # otherwise, the server would run the tools that the model calls
-    return await _used(upstream.responses(probe, caller), "response", "usage", "input_tokens")
+    return await _used(await upstream.responses(probe, caller), "response", "usage", "input_tokens")
 
 
 def is_text(chat: ChatRequest) -> bool:
@@ -71,14 +71,13 @@ async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Cal
     """Request an answer of one token, and return the prompt tokens in its usage. Raises the same errors as `count_tokens`."""
     dialect = await upstream.dialect(caller)
     probe = {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}
-    return await _used(upstream.chat(probe, caller), "usage", "prompt_tokens")
+    return await _used(await upstream.chat(probe, caller), "usage", "prompt_tokens")
 
 
 async def _used(answer: ChatStream, *members: str) -> int:
     """Return the last number at the path `members` in the chunks of `answer`. Raises `UpstreamError` if there is none."""
     count = None
     async with aclosing(answer):
-        await answer.open()
         async for chunks in answer:
             for chunk in chunks:
                 reported = member(chunk, *members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -28,27 +28,21 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 class ChatStream:
     """The answer to one chat request. Its content type determines whether it is a stream of chunks or one document.
 
-    `open` sends the request. Each iteration step then returns the chunks completed by one network read. At the end, `done` is
-    true if the answer is complete: `[DONE]` or a whole document has arrived.
+    Call `begin` first. Each iteration step then returns the chunks completed by one network read. At the end, `done` is true if
+    the answer is complete: `[DONE]` or a whole document has arrived.
 
     Raises `UpstreamError` if the connection fails, or if the answer is missing, malformed or longer than `max_bytes`.
     """
 
     _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text is returned as `Text`
 
-    def __init__(
-        self,
-        send: Callable[[], Awaitable[httpx.Response]],
-        *,
-        first_byte_timeout: float,
-        idle_timeout: float,
-        max_bytes: int,
-    ) -> None:
-        self._send = send
+    def __init__(self, response: httpx.Response, *, first_byte_timeout: float, idle_timeout: float, max_bytes: int) -> None:
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._response = response
+        self._source = aiter(response.stream)
         self._first_byte_timeout = first_byte_timeout  # until the first chunk, because vLLM sends its status earlier
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
-        self._response: httpx.Response | None = None
         self._decoder = SSEDecoder()
         self._fast_path = DeltaFastPath()
         self._halves = SurrogateHalves()
@@ -61,17 +55,14 @@ class ChatStream:
         self._max_bytes = self._left = max_bytes
         self.done = False
 
-    async def open(self) -> None:
-        """Send the request, and wait until the answer has begun or ended. Raises the same errors as `Upstream.open`."""
-        self._response = response = await self._send()
+    async def begin(self) -> None:
+        """Wait until the answer has begun or ended."""
         try:
-            check_uncompressed(response)
+            check_uncompressed(self._response)
         except BodyRefused as error:
             raise UpstreamError(f"The upstream sent {error}.") from None
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        self._source = aiter(response.stream)
         self._idle.watch(self._first_byte_timeout)
-        if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        if self._response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._first = await anext(self, [])
         else:
             self._first = [*self._halves.join(self._whole(await self._read_all())), *self._halves.flush()]
@@ -145,7 +136,7 @@ class ChatStream:
             idle.ticks = 0
             return True
 
-        if self._response is not None and "divert" in self._response.extensions:
+        if "divert" in self._response.extensions:
             self._response.extensions["divert"](take_text)
 
     @property
@@ -156,8 +147,7 @@ class ChatStream:
     async def aclose(self) -> None:
         """Stop the idle timeout and close the response, even if the answer is incomplete."""
         self._idle.close()
-        if self._response is not None:
-            await self._response.aclose()
+        await self._response.aclose()
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""

@@ -88,9 +88,8 @@ async def test_a_refused_check_does_not_quote_the_model_of_another_caller(status
             return json_answer(error(f"You may not use {asked.json['model']}.", status), status)
 
     upstream = before(Quoting(), upstream__status_grace=0)
-    stream = upstream.chat({"model": "secret-model", "messages": []}, caller())
-    await stream.open()
-    await stream.aclose()
+    answer = await upstream.chat({"model": "secret-model", "messages": []}, caller())
+    await answer.aclose()
     with pytest.raises((Unauthorized, UpstreamError)) as raised:
         await upstream.verify(caller("wrong"))
     assert "secret-model" not in str(raised.value.message)
@@ -155,7 +154,7 @@ async def test_an_acceptance_holds_whatever_trace_a_request_belongs_to_and_is_fo
     assert len(server.visits) == asked
     server.keys = set()
     with pytest.raises(UpstreamError):
-        await upstream.open(upstream.chat({"model": "tiny", "messages": []}, caller()), caller(), "tiny")
+        await upstream.chat({"model": "tiny", "messages": []}, caller())
     with pytest.raises(Unauthorized):
         await upstream.verify(caller())
 

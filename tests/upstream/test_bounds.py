@@ -60,15 +60,13 @@ class Endless:
 
 
 async def _chat(upstream: Upstream) -> None:
-    async with aclosing(upstream.chat({"model": "tiny", "messages": []}, Caller())) as answer:
-        await answer.open()
+    async with aclosing(await upstream.chat({"model": "tiny", "messages": []}, Caller())) as answer:
         async for _ in answer:
             pass
 
 
 async def _native(upstream: Upstream) -> None:
-    async with aclosing(upstream.responses({"model": "tiny", "input": []}, Caller())) as answer:
-        await answer.open()
+    async with aclosing(await upstream.responses({"model": "tiny", "input": []}, Caller())) as answer:
         async for _ in answer:
             pass
 

@@ -29,15 +29,13 @@ class Answer(httpx.AsyncByteStream):
 
 
 def opened(answer: Answer, kind: type[ChatStream] = ChatStream, media_type: str = "text/event-stream") -> ChatStream:
-    async def send() -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": media_type}, stream=answer)
-
-    return kind(send, first_byte_timeout=60, idle_timeout=60, max_bytes=1000)
+    response = httpx.Response(200, headers={"content-type": media_type}, stream=answer)
+    return kind(response, first_byte_timeout=60, idle_timeout=60, max_bytes=1000)
 
 
 async def read(stream: ChatStream, into: list[Any]) -> None:
     try:
-        await stream.open()
+        await stream.begin()
         async for chunks in stream:
             into += chunks
     finally:
