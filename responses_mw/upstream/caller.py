@@ -30,6 +30,7 @@ import orjson
 from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
 from .errors import from_transport
+from .stream import check_values
 
 REFUSALS = frozenset({401, 403})
 """Statuses of responses that refuse a credential."""
@@ -152,10 +153,10 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        listed = await quickly(self._fetch("GET", "/v1/models", caller, b""))
-        models = _listed(listed)
-        if listed.status_code >= 300 and listed.status_code not in _INCONCLUSIVE:
-            raise await self._refusal(listed, caller)
+        answer = await quickly(self._fetch("GET", "/v1/models", caller, b""))
+        models = listed(answer)
+        if answer.status_code >= 300 and answer.status_code not in _INCONCLUSIVE:
+            raise await self._refusal(answer, caller)
         if models is not None:
             answer = await quickly(self._fetch("POST", self._chat_path, caller, b"{}"))
             if answer.status_code < 300 or answer.status_code in _INVALID:
@@ -169,8 +170,8 @@ class Verification:
                 refusal.message = f"The upstream answered the check of the credential with status {answer.status_code}."
             raise refusal
 
-    def _smallest(self, models: list[Any] | None) -> dict[str, Any]:
-        model = models[0].get("id") if models and isinstance(models[0], dict) else self._model
+    def _smallest(self, models: list[dict[str, Any]] | None) -> dict[str, Any]:
+        model = models[0]["id"] if models else self._model
         if self._chat_path == "/v1/responses":
             return {"model": model, "input": ".", "max_output_tokens": 16, "store": False}
         return {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
@@ -194,13 +195,19 @@ def _key(caller: Caller) -> bytes | None:
     return sha256(orjson.dumps(credentials)).digest()
 
 
-def _listed(response: httpx.Response) -> list[Any] | None:
-    """Return the listed models, or None if `response` is not a list. Some servers respond to every path with a web page."""
+def listed(response: httpx.Response) -> list[dict[str, Any]] | None:
+    """Return the listed models, or None if `response` is not a list. Some servers respond to every path with a web page.
+
+    Raises `UpstreamError` if the response has too many JSON values.
+    """
     if response.status_code >= 300:
         return None
+    check_values(response.content)
     try:
         decoded = orjson.loads(response.content)
     except orjson.JSONDecodeError:
         return None
     models = decoded.get("data") if isinstance(decoded, dict) else None
-    return models if isinstance(models, list) else None
+    if not isinstance(models, list):
+        return None
+    return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]

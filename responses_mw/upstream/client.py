@@ -18,7 +18,7 @@ from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.types import ChatRequest
 from ..settings.groups import UpstreamSettings
-from .caller import REFUSALS, Caller, Verification, quickly
+from .caller import REFUSALS, Caller, Verification, listed, quickly
 from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
 from .stream import ChatStream, ResponsesStream, check_values
 
@@ -67,10 +67,12 @@ class Upstream:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
-        models = member(await self.get("/v1/models", caller), "data")
-        if not isinstance(models, list):
+        response = await self._fetch("GET", "/v1/models", caller)
+        await self._check(response, caller)
+        models = listed(response)
+        if models is None:
             raise UpstreamError("The upstream's /v1/models did not return a list of models.")
-        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        return models
 
     async def get(self, path: str, caller: Caller) -> Any:
         """Return the decoded JSON at `path`.
@@ -100,17 +102,19 @@ class Upstream:
         return self._dialect.name if self._dialect is not None else None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """Return the configured dialect, or detect it. If the upstream refuses to list its models (4xx), return OpenAI's.
+        """Return the configured dialect, or detect it. If the upstream lists no models or refuses to (4xx), return OpenAI's.
 
         Raises `UpstreamError` if the upstream is overloaded, fails, cannot be reached or refuses the operator's key.
         """
         if self._dialect is None:
-            try:
-                models = await self.models(caller)
-            except UpstreamError as error:
-                if error.is_overload or error.status in (502, 503, 504):
-                    raise
-                return OPENAI  # the upstream refuses this caller, and its error for the chat request gives the reason
+            response = await self._fetch("GET", "/v1/models", caller)
+            models = listed(response)
+            if models is None:
+                if response.status_code >= 300:
+                    error = await self._fault(response, caller)
+                    if error.is_overload or error.status in (502, 503, 504):
+                        raise error
+                return OPENAI  # if the upstream refuses this caller, its error for the chat request gives the reason
             self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect

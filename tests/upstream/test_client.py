@@ -373,10 +373,13 @@ async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: Sc
     assert response.status_code == 400  # which TGI does not have
 
 
+@pytest.mark.parametrize("page", [{"detail": "none of your business"}, b"<html>Welcome</html>"], ids=["no list", "web page"])
 @pytest.mark.both_mounts
-async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(start: Start, upstream: ScriptedUpstream) -> None:
-    upstream.pages["/v1/models"] = {"detail": "none of your business"}
-    ours = start(upstream__dialect="openai")
+async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(
+    start: Start, upstream: ScriptedUpstream, page: Any
+) -> None:
+    upstream.pages["/v1/models"] = page
+    ours = start()
     upstream.whole(ANSWER)
     await whole(ours, max_output_tokens=5)
     assert upstream.requests[0].json["max_completion_tokens"] == 5
