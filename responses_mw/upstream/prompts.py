@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from ..errors import UpstreamError
+from ..errors import UpstreamError, UpstreamTimeout
 from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
@@ -272,6 +272,8 @@ class PrefillProof:
         self._upstream = upstream
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """The expiry time of each model's result, and whether the model continues messages."""
+        self._timed_out = 0.0
+        """The time when the upstream last failed to answer a sample in time."""
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
@@ -279,14 +281,22 @@ class PrefillProof:
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False
+        asked = time.monotonic()
         async with self._trying:  # when a server dies, many answers are interrupted at once
             expires, verdict = self._verdicts.get(model, (0.0, False))
-            if time.monotonic() >= expires:
+            if time.monotonic() < expires:
+                return verdict
+            if self._timed_out > asked:  # the server hangs, and these answers must not wait for it one after the other
+                raise UpstreamTimeout("The upstream did not answer in time.")
+            try:
                 verdict = await self._try_sample(model, dialect.prefill, caller)
-                if len(self._verdicts) >= _MAX_MODELS:
-                    self._verdicts.clear()
-                self._verdicts[model] = (float("inf") if verdict else time.monotonic() + _REFUSAL_TTL, verdict)
-                logger.info("interrupted answers of %s %s continued", model, "can be" if verdict else "cannot be")
+            except UpstreamTimeout:
+                self._timed_out = time.monotonic()
+                raise
+            if len(self._verdicts) >= _MAX_MODELS:
+                self._verdicts.clear()
+            self._verdicts[model] = (float("inf") if verdict else time.monotonic() + _REFUSAL_TTL, verdict)
+            logger.info("interrupted answers of %s %s continued", model, "can be" if verdict else "cannot be")
             return verdict
 
     async def _try_sample(self, model: str, prefill: str, caller: Caller) -> bool:

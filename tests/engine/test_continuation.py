@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from responses_mw.engine import turns
+from responses_mw.errors import UpstreamTimeout
+from responses_mw.upstream import Caller, Upstream
+from responses_mw.upstream.prompts import PrefillProof
+from responses_mw.upstream.transports.asgi import ASGITransport
+from tests.support.configured import make_settings
 from tests.support.continuing import PIECE, Continuing
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream
-from tests.support.scripted import BrokenOff, Signal, error, frame
+from tests.support.scripted import Answer, Asked, BrokenOff, Signal, error, frame
 
 if TYPE_CHECKING:
     from tests.support.servers import Ours, Serve, Start
@@ -305,3 +311,19 @@ async def test_an_overload_during_the_proof_proves_nothing(begin: Start, path: s
     upstream.overloaded = [path] * 2
     assert said((await stream(begin(upstream))).response) == [("message", SAID)]
     assert upstream.overloaded == []
+
+
+async def test_a_server_that_hangs_during_the_proof_is_waited_for_once_and_not_by_each_response_in_turn() -> None:
+    class Hanging(Continuing):
+        def unscripted(self, asked: Asked) -> Answer:
+            return Answer([], before=Signal())
+
+    server = Hanging()
+    settings = make_settings(upstream__dialect="vllm", upstream__timeout=0.2).upstream
+    proof = PrefillProof(Upstream(ASGITransport(server), "http://upstream", settings))
+    results = await asyncio.gather(*(proof.holds("tiny", Caller()) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [UpstreamTimeout] * 3
+    assert len(server.requests) == 1
+    with pytest.raises(UpstreamTimeout):
+        await proof.holds("tiny", Caller())
+    assert len(server.requests) == 2, "a later response tries again"
