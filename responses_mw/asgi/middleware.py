@@ -20,7 +20,7 @@ from ..jobs import JobService
 from ..settings.groups import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
-from .routes import route_of
+from .routes import match
 from .telemetry import ROUTE_SCOPE, STARTED_SCOPE, TelemetryMiddleware
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,9 @@ class Dispatcher:
             await self._lifespan(scope, receive, send)
             return
         path = self.our_path(scope)
-        route = route_of(path) if path is not None else ""
-        ours = {**scope, "responses_mw.path": path, ROUTE_SCOPE: route, STARTED_SCOPE: time.perf_counter()}
+        route, params = match(path or "")
+        found = {"responses_mw.path": path, ROUTE_SCOPE: route, "path_params": {**scope.get("path_params", {}), **params}}
+        ours = {**scope, **found, STARTED_SCOPE: time.perf_counter()}
         try:
             self._check(scope, path)
             application = None if path is None else self.application or await self._open_late(scope)
@@ -79,11 +80,7 @@ class Dispatcher:
         if application is None:
             await self.app(scope, receive, send)
         else:
-            try:
-                await application.routes(ours, receive, send)
-            except asyncio.CancelledError:
-                if not application.drain.ends_cancelled():
-                    raise
+            await application.routes(ours, receive, send)
 
     def _check(self, scope: Scope, path: str | None) -> None:
         """Raise `UpgradeRequired` for a WebSocket to our paths if WebSockets are off. For HTTP, call `check_upgrade`."""

@@ -35,9 +35,6 @@ from .access import Origins, RateLimits
 
 T = TypeVar("T")
 
-HOST_SCOPE = "responses_mw.host_scope"
-"""The key in a routed request's scope for the scope that `Routes` received, which has the host's original path."""
-
 BODY_TIMEOUT = 60.0
 """Maximum number of seconds between two chunks of a request body."""
 MESSAGE_TIMEOUT = 300.0
@@ -133,7 +130,7 @@ class Reader:
                 headers[name] = f"{headers[name]}, {text}" if name in headers else text
         owner = owner_in(scope, self._auth)
         annotate(owner=owner, key=scope.get(API_KEY, ""))
-        return Caller(owner, headers, scope.get(HOST_SCOPE, scope), Standing(API_KEY in scope, API_KEY in scope))
+        return Caller(owner, headers, scope, Standing(API_KEY in scope, API_KEY in scope))
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Read and decode the body, and return the result of `parse(body, size)`. `size` is in bytes.

@@ -7,14 +7,13 @@ objects, it describes only the members that identify their types. After changing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route, Router, WebSocketRoute, compile_path
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import MethodNotAllowed, NotFound
@@ -22,7 +21,8 @@ from ..settings.groups import ServerSettings
 from ..version import VERSION
 from . import conversations, responses
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
-from .requests import HOST_SCOPE, EndpointContext
+from .requests import EndpointContext
+from .telemetry import ROUTE_SCOPE
 from .websocket import WebSockets
 
 Endpoint = Callable[[EndpointContext, Request], Awaitable[ASGIApp]]
@@ -46,69 +46,58 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
 _PATTERNS = {compile_path(route)[0]: route for route in ROUTES}
 
 
-def route_of(path: str) -> str:
-    """Return the route in `ROUTES` that matches `path`, or "" if there is none."""
-    return next((route for pattern, route in _PATTERNS.items() if pattern.match(path)), "")
+def match(path: str) -> tuple[str, dict[str, str]]:
+    """Return the route in `ROUTES` that matches `path`, and the parameters in the path. Without a match, return "" and {}."""
+    for pattern, route in _PATTERNS.items():
+        if found := pattern.match(path):
+            return route, found.groupdict()
+    return "", {}
 
 
 class Routes:
-    """An ASGI application that serves all paths under `/v1/responses` and `/v1/conversations`.
+    """An ASGI application that calls the endpoint of each request, and responds to exceptions with errors.
 
-    `scope["responses_mw.path"]` must be the path from `/v1` on. An unknown path gets a 404 in OpenAI's format.
+    `Dispatcher` has stored the path from `/v1` on, the route and the path parameters in the scope. An unknown path gets a 404.
     """
 
     def __init__(self, context: EndpointContext) -> None:
-        routes: list[BaseRoute] = [Route(path, _Resource(endpoints, context)) for path, endpoints in ROUTES.items()]
-        routes.append(WebSocketRoute("/v1/responses", WebSockets(context)))
-        self._router = Router(routes, redirect_slashes=False, default=_unknown)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("root_path", "") + scope["responses_mw.path"]
-        await self._router({**scope, "path": path, HOST_SCOPE: scope}, receive, send)
-
-
-@dataclass(frozen=True)
-class _Resource:
-    """The ASGI application of one path. It calls the endpoint for the HTTP method, and responds to exceptions with errors."""
-
-    endpoints: Mapping[str, Endpoint]
-    context: EndpointContext
+        self._context = context
+        self._websockets = WebSockets(context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp | None = None
         try:
             try:
-                response = await self._respond(Request(scope, receive))
+                response = await self._respond(scope, receive)
             except Exception as error:  # noqa: BLE001 (error_response logs it)
                 response = error_response(error)
             if response is not None:
                 await response(scope, receive, send)
         except asyncio.CancelledError:
-            is_unanswered = response is None or (isinstance(response, EventResponse) and not response.has_started)
-            drain = self.context.runner.drain
-            if drain.is_over and is_unanswered:
+            drain = self._context.runner.drain
+            if not drain.ends_cancelled():
+                raise
+            if response is None or (isinstance(response, EventResponse) and not response.has_started):
                 await ErrorResponse(drain.error())(scope, receive, send)
-            raise
         finally:
-            await self.context.limits.end_stream(scope)
+            await self._context.limits.end_stream(scope)
 
-    async def _respond(self, request: Request) -> ASGIApp:
-        method = request.method
+    async def _respond(self, scope: Scope, receive: Receive) -> ASGIApp:
+        route, path = scope[ROUTE_SCOPE], scope["responses_mw.path"]
+        if scope["type"] == "websocket":
+            if route != "/v1/responses":
+                raise NotFound("This path does not accept WebSockets.", code="unknown_url")
+            return self._websockets
+        request, method = Request(scope, receive), scope["method"]
+        if not route:
+            raise NotFound(f"Unknown request URL: {method} {path}.", code="unknown_url")
         if method not in ("GET", "HEAD", "OPTIONS"):
-            self.context.origins.check(request.headers)
-        endpoint = self.endpoints.get(method)
+            self._context.origins.check(request.headers)
+        endpoint = ROUTES[route].get(method)
         if endpoint is None:
-            message = f"Method {method} is not allowed for {request.scope['responses_mw.path']}."
-            raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(self.endpoints))})
-        return await endpoint(self.context, request)
-
-
-async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        message = "This path does not accept WebSockets."
-    else:
-        message = f"Unknown request URL: {scope['method']} {scope['responses_mw.path']}."
-    await ErrorResponse(NotFound(message, code="unknown_url"))(scope, receive, send)
+            allowed = ", ".join(sorted(ROUTES[route]))
+            raise MethodNotAllowed(f"Method {method} is not allowed for {path}.", headers={"allow": allowed})
+        return await endpoint(self._context, request)
 
 
 # -- the OpenAPI document ------------------------------------------------------------------------------------------

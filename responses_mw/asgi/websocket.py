@@ -33,7 +33,7 @@ from ..protocol.request import checks
 from ..threads import background_task, by_size
 from ..upstream import Caller
 from .http_responses import ErrorResponse
-from .requests import HOST_SCOPE, EndpointContext
+from .requests import EndpointContext
 from .telemetry import websocket_request_span
 from .websocket_memory import ConnectionHistory, Memory, Share
 
@@ -60,7 +60,6 @@ class WebSockets:
         self._memory = Memory(owner_bytes=memory_bytes // 4, total_bytes=memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = scope.get(HOST_SCOPE, scope)
         try:
             caller = await self._verified(scope)
         except APIError as error:
