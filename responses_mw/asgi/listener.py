@@ -38,7 +38,7 @@ from ..telemetry.context import WarningLimit
 from ..telemetry.metrics import LIMITS_REFUSED
 from .http_responses import BODY_WRITER, TRY_AGAIN_LATER, BodyWriter
 from .middleware import Dispatcher
-from .requests import MESSAGE_TIMEOUT, Inbound, Receiving
+from .requests import MESSAGE_TIMEOUT, UNCOUNTED, Inbound
 
 logger = logging.getLogger(__name__)
 
@@ -295,12 +295,11 @@ class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
 
     inbound: ClassVar[Inbound]
     _overdue: asyncio.TimerHandle | None = None
-    _frames = 0
-    """Frames received since the last message was read."""
+    _size = _frames = 0
+    """Bytes and frames received since the last message was read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._receiving = Receiving(self.inbound)
         self._served, self.app = self.app, self._serve
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -310,13 +309,13 @@ class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._receiving.add(len(data))
+            self._size = self.inbound.resize(self._size, self._size + len(data))
         except Unavailable as error:
             self.conn.fail(TRY_AGAIN_LATER, error.message)
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
         else:
-            if self._overdue is None and self._receiving.is_counted:
+            if self._overdue is None and self._size > UNCOUNTED:
                 self._overdue = self.loop.call_later(MESSAGE_TIMEOUT, self.transport.abort)
             super().data_received(data)
             if self._frames > MAX_FRAMES or self.queue.qsize() > MAX_QUEUED:
@@ -346,7 +345,7 @@ class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
         self.conn.parser.close()
 
     def _clear(self) -> None:
-        self._receiving.clear()
+        self._size = self.inbound.resize(self._size, 0)
         self._frames = 0
         if self._overdue is not None:
             self._overdue.cancel()

@@ -51,7 +51,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 @dataclass
 class Inbound:
-    """A limit on the total size of the bodies or WebSocket messages that are being received now. `Receiving` enforces it.
+    """A limit on the total size of the bodies or WebSocket messages that are being received now.
 
     `size` is the number of bytes received so far, without the first `UNCOUNTED` bytes of each message. It is limited to
     `maximum`.
@@ -60,39 +60,17 @@ class Inbound:
     maximum: int
     size: int = 0
 
+    def resize(self, before: int, now: int) -> int:
+        """Count a message of `before` bytes as one of `now` bytes, and return `now`. After the end of the message, `now` is 0.
 
-class Receiving:
-    """The size of one message that is being received.
-
-    The bytes above `UNCOUNTED` count towards the total of an `Inbound` until `clear` is called.
-    """
-
-    __slots__ = ("_inbound", "_size")
-
-    def __init__(self, inbound: Inbound) -> None:
-        self._inbound = inbound
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """Add `size` bytes. Raises `Unavailable` if the message exceeds `UNCOUNTED` and the `Inbound` exceeds its maximum."""
-        inbound, counted = self._inbound, self._counted
-        self._size += size
-        inbound.size += self._counted - counted
-        if self._counted and inbound.size > inbound.maximum:
+        Raises `Unavailable`, and changes nothing, if a message of more than `UNCOUNTED` bytes would exceed the maximum.
+        """
+        size = self.size + max(0, now - UNCOUNTED) - max(0, before - UNCOUNTED)
+        if now > UNCOUNTED and size > self.maximum:
             LIMITS_REFUSED.add(1, {"limit": "memory"})
             raise Unavailable("The server is receiving too many large requests.")
-
-    def clear(self) -> None:
-        self._inbound.size -= self._counted
-        self._size = 0
-
-    @property
-    def is_counted(self) -> bool:
-        return self._counted > 0
-
-    @property
-    def _counted(self) -> int:
-        return max(0, self._size - UNCOUNTED)
+        self.size = size
+        return now
 
 
 class Reader:
@@ -141,31 +119,28 @@ class Reader:
         - `RequestTimeout` if the client stops sending or sends too slowly, or `ClientDisconnect` if it disconnects
         - `Unavailable` if too many large bodies are being received
         """
-        receiving = Receiving(self._inbound)
-        try:
-            data = await self._body(request, receiving)
-            return await by_size(len(data), lambda: parse(decode(data, REQUEST_LIMITS), len(data)))
-        finally:
-            receiving.clear()
-
-    async def _body(self, request: Request, receiving: Receiving) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             message = f"The content-encoding '{encoding}' of the request body is not supported."
             raise BadRequest(message, code="unsupported_encoding")
-        chunks, size, more = [], 0, True
+        size = 0
         deadline = asyncio.get_running_loop().time() + MESSAGE_TIMEOUT
-        while more:
-            received = await next_message(request.receive, deadline)
-            if received["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunk, more = received.get("body", b""), received.get("more_body", False)
-            size += len(chunk)
-            if size > self._max_bytes:
-                raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
-            receiving.add(len(chunk))
-            chunks.append(chunk)
-        return b"".join(chunks)
+        chunks, more = list[bytes](), True
+        try:
+            while more:
+                received = await next_message(request.receive, deadline)
+                if received["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunks.append(received.get("body", b""))
+                if size + len(chunks[-1]) > self._max_bytes:
+                    raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
+                size = self._inbound.resize(size, size + len(chunks[-1]))
+                more = received.get("more_body", False)
+            data = b"".join(chunks)
+            chunks.clear()
+            return await by_size(size, lambda: parse(decode(data, REQUEST_LIMITS), size))
+        finally:
+            self._inbound.resize(size, 0)
 
 
 async def next_message(receive: Receive, deadline: float = math.inf) -> Message:

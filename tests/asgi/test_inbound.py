@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from responses_mw.asgi.listener import MAX_FRAMES, MAX_QUEUED, Unread, http_protocol, websocket_protocol
-from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
+from responses_mw.asgi.requests import UNCOUNTED, Inbound
 from responses_mw.errors import Unavailable
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.garbage import nothing_left
@@ -351,11 +351,10 @@ def opened(ours: Ours) -> Any:
 def test_nothing_is_left_of_what_was_received_or_refused() -> None:
     inbound = Inbound(2 * UNCOUNTED)
     for _ in range(3):
-        first, second, small = (Receiving(inbound) for _ in range(3))
-        first.add(3 * UNCOUNTED)
+        first = inbound.resize(0, 3 * UNCOUNTED)
         with pytest.raises(Unavailable):
-            second.add(2 * UNCOUNTED)
-        small.add(UNCOUNTED)
-        for each in (first, second, small):
-            each.clear()
+            inbound.resize(UNCOUNTED, 2 * UNCOUNTED)
+        small = inbound.resize(0, UNCOUNTED)
+        for size in (first, UNCOUNTED, small):
+            inbound.resize(size, 0)
         assert inbound.size == 0
