@@ -127,34 +127,28 @@ def error_response(error: Exception) -> ErrorResponse | None:
 
 
 class EventResponse:
-    """Base class of responses that are made from the events of one run. If the client disconnects, the run is closed."""
+    """Base class of responses that are made from the events of one run. If the client disconnects, the run is closed.
+
+    An error of the run is raised. Before `has_started` is set, an error response can be sent instead.
+    """
 
     def __init__(self, run: Batches, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
         self.has_started = False
-        """Whether the response may have started. An error response can then no longer replace it."""
+        """Whether the response may have started."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = anyio.CancelScope()
         watching = background_task(cancel_on_disconnect(receive, reply))  # a task group would wrap exceptions of the reply
         try:
             with reply:
-                await self._reply(scope, receive, send)
+                async with aclosing(self._run):
+                    await self._answer(scope, receive, send)
+        except OSError:
+            logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
         finally:
             watching.cancel()
-
-    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._run):
-            try:
-                await self._answer(scope, receive, send)
-            except OSError:
-                logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
-            except Exception as error:
-                if self.has_started:
-                    raise  # the server closes the connection, so that the client sees an incomplete response
-                if response := error_response(error):
-                    await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError

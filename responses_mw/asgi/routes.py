@@ -69,15 +69,18 @@ class Routes:
         try:
             try:
                 response = await self._respond(scope, receive)
-            except Exception as error:  # noqa: BLE001 (error_response logs it)
-                response = error_response(error)
-            if response is not None:
                 await response(scope, receive, send)
+            except Exception as error:
+                if _has_started(response):
+                    raise  # the server closes the connection, so that the client sees an incomplete response
+                response = error_response(error)
+                if response is not None:
+                    await response(scope, receive, send)
         except asyncio.CancelledError:
             drain = self._context.runner.drain
             if not drain.ends_cancelled():
                 raise
-            if response is None or (isinstance(response, EventResponse) and not response.has_started):
+            if not _has_started(response):
                 await ErrorResponse(drain.error())(scope, receive, send)
         finally:
             await self._context.limits.end_stream(scope)
@@ -98,6 +101,11 @@ class Routes:
             allowed = ", ".join(sorted(ROUTES[route]))
             raise MethodNotAllowed(f"Method {method} is not allowed for {path}.", headers={"allow": allowed})
         return await endpoint(self._context, request)
+
+
+def _has_started(response: ASGIApp | None) -> bool:
+    """Return whether `response` may have been sent, so that an error response can no longer replace it."""
+    return response.has_started if isinstance(response, EventResponse) else response is not None
 
 
 # -- the OpenAPI document ------------------------------------------------------------------------------------------
