@@ -78,20 +78,23 @@ class ReverseProxy:
             await self._lifespan(receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = anyio.CancelScope()
         try:
             path = self._path(scope)
             self._check(scope, path)
-            body = await self._body(scope, receive)
-            if body is None:
+            framing = _framing(scope)
+            first = await (next_message(receive) if framing.has_body else receive())
+            if first["type"] == "http.disconnect":
                 return
+            body = _RequestBody(first, receive, framing, exchange)
             request = self._request(scope, path, body)
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
         response = None
         try:
-            with anyio.CancelScope() as exchange:
-                async with in_background(_watch(receive, body, exchange)):
+            with exchange:
+                async with in_background(body.watch()):
                     response = await self._open(request)
                     await _forward(response, send)
         except APIError as error:
@@ -115,22 +118,6 @@ class ReverseProxy:
         if self._passable is not None:
             self._passable.check(method, path)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
-        """Return the body: bytes if it is one ASGI message, otherwise a stream. Return None if the client has disconnected.
-
-        Raises `BadRequest` if the framing is invalid, and the errors of `_RequestBody`.
-        """
-        try:
-            framing = body_framing(scope["headers"])
-        except InvalidFraming as error:
-            message = f"The framing of the request is invalid: {error}."
-            raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
-        first = await (next_message(receive) if framing.has_body else receive())
-        if first["type"] == "http.disconnect":
-            return None
-        body = _RequestBody(first, receive, framing)
-        return body if first.get("more_body", False) else await anext(body)
-
     async def _open(self, request: httpx.Request) -> httpx.Response:
         """Send the request, and return the response without its body. Raises `APIError` if there is no response."""
         try:
@@ -141,15 +128,15 @@ class ReverseProxy:
                 raise BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE) from error
             raise from_transport(error) from error
 
-    def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
+    def _request(self, scope: Scope, path: bytes, body: _RequestBody) -> httpx.Request:
         query = scope["query_string"]
         target = (self._base_path + path or b"/") + (b"?" + query if query else b"")
         try:
             url = self._upstream.copy_with(raw_path=target)
         except httpx.InvalidURL as error:
             raise BadRequest(f"The request's target is not valid: {error}") from None
-        stream, framing = _framed(scope, body)
-        headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *framing]
+        stream = body if body.whole is None else httpx.ByteStream(body.whole)  # only a body in memory can be sent again
+        headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *body.framing_headers(scope["method"])]
         # httpx normalizes the path of a URL, but sends "target" unchanged.
         extensions = {"target": target, "timeout": {"connect": CONNECT_TIMEOUT}}
         return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
@@ -175,57 +162,61 @@ class _RequestBody(httpx.AsyncByteStream):
     """A request body, which is read from the client as fast as the upstream accepts it.
 
     Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout` if the client stops
-    sending. If the client disconnects, iteration waits until it is cancelled.
+    sending. If the client disconnects, `exchange` is cancelled.
     """
 
-    def __init__(self, first: Message, receive: Receive, framing: BodyFraming) -> None:
+    def __init__(self, first: Message, receive: Receive, framing: BodyFraming, exchange: anyio.CancelScope) -> None:
         self._next: Message | None = first
         self._receive = receive
-        self._left = framing.length
-        self.framing = framing
-        self.over = anyio.Event()
-        self.aborted = False  # whether the client disconnected before the end of the body
+        self._length = self._left = framing.length
+        self._exchange = exchange
+        self._over = anyio.Event()
+        self.whole = None if first.get("more_body", False) else self._chunk(first)
+        """The body, if it has arrived in one ASGI message."""
 
     def __aiter__(self) -> _RequestBody:
         return self
 
     async def __anext__(self) -> bytes:
-        if self.over.is_set():
+        if self._over.is_set():
             raise StopAsyncIteration
         message, self._next = self._next or await next_message(self._receive), None
-        self.aborted = message["type"] == "http.disconnect"
-        more: bool = message.get("more_body", False)
-        if not more:
-            self.over.set()
-        if self.aborted:
-            await anyio.sleep_forever()  # wait for cancellation, because an end here would make the partial body look complete
+        if message["type"] == "http.disconnect":
+            self._exchange.cancel()
+            await anyio.sleep_forever()  # an end of the iteration would make the partial body look complete
+        return self._chunk(message)
+
+    def _chunk(self, message: Message) -> bytes:
         chunk: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            self._over.set()
         if self._left is not None:
             self._left -= len(chunk)
-        if self._left is not None and (self._left < 0 or (self._left and not more)):
-            fault = "The length of the request body does not match its Content-Length."
-            raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
+            if self._left < 0 or (self._left and self._over.is_set()):
+                fault = "The length of the request body does not match its Content-Length."
+                raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
         return chunk
 
+    async def watch(self) -> None:
+        """Wait until the body is complete. Then cancel the exchange when the client disconnects, or when `receive` fails."""
+        await self._over.wait()
+        await cancel_on_disconnect(self._receive, self._exchange)
 
-def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:
-    """Return the body as a stream, and the headers that announce it."""
-    if isinstance(body, _RequestBody):
-        if body.framing.length is None:
-            return body, [(b"transfer-encoding", b"chunked")]
-        return body, [(b"content-length", b"%d" % body.framing.length)]
-    has_length = body or scope["method"] in _WITH_BODY
-    return httpx.ByteStream(body), [(b"content-length", b"%d" % len(body))] if has_length else []
+    def framing_headers(self, method: str) -> Headers:
+        """Return the headers that announce the body to the upstream."""
+        length = self._length if self.whole is None else len(self.whole)
+        if length is None:
+            return [(b"transfer-encoding", b"chunked")]
+        return [(b"content-length", b"%d" % length)] if length or method in _WITH_BODY else []
 
 
-async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel `exchange` when the client disconnects, or when `receive` fails."""
-    if isinstance(body, _RequestBody):
-        await body.over.wait()  # until the body is complete, the body calls `receive`
-        if body.aborted:
-            exchange.cancel()
-            return
-    await cancel_on_disconnect(receive, exchange)
+def _framing(scope: Scope) -> BodyFraming:
+    """Return the framing of the request. Raises `BadRequest` if it is invalid."""
+    try:
+        return body_framing(scope["headers"])
+    except InvalidFraming as error:
+        message = f"The framing of the request is invalid: {error}."
+        raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
