@@ -285,7 +285,8 @@ def count_response(request: RequestContext, kind: str) -> None:
     if request.unstored in UNSTORED_REASONS:
         UNSTORED.add(1, {"reason": request.unstored})
     if request.owner and (request.usage or request.outcome in ("completed", "incomplete")):
-        USAGE.count(request.owner, request.usage)  # not for refused and failed requests, whose owners may be forged
+        # A cached answer's tokens were counted when it was made. The owner of a refused or failed request may be forged.
+        USAGE.count(request.owner, {} if request.cache in ("exact", "semantic") else request.usage)
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:

@@ -214,10 +214,9 @@ class UsageMeter:
             owner = OTHERS
         used = self._owners.setdefault(owner, OwnerUsage())
         used.responses += 1
-        if not usage.get("cache"):  # a cached answer's tokens were counted when it was made
-            used.input_tokens += usage.get("input_tokens", 0)
-            used.output_tokens += usage.get("output_tokens", 0)
-            used.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
+        used.input_tokens += usage.get("input_tokens", 0)
+        used.output_tokens += usage.get("output_tokens", 0)
+        used.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
 
     def take(self, maximum: int = MAX_OWNERS) -> dict[str, OwnerUsage]:
         """Remove and return the counts of up to `maximum` owners."""

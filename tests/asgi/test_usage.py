@@ -18,6 +18,7 @@ from responses_mw.state import Damaged, State, StateUnavailable, connect
 from responses_mw.telemetry.metrics import MAX_OWNERS, USAGE
 from tests.support.configured import make_settings
 from tests.support.scripted import completion, error
+from tests.support.scripted_responses import ScriptedResponses, item, response
 from tests.support.servers import lifespan
 from tests.support.valkey import Server
 
@@ -70,6 +71,17 @@ async def test_usage_is_added_up_by_owner_and_day(serve: Serve, upstream: Script
     assert (await used(settings, "?day=2020-01-01")).json() == {"day": "2020-01-01", "owners": {}}
     for query in ("?day=yesterday", "?owner=x", "?day=2020-01-01&day=2020-01-02"):
         assert (await used(settings, query)).status_code == 400
+
+
+async def test_a_member_cache_in_an_upstreams_usage_does_not_hide_the_tokens(serve: Serve) -> None:
+    upstream, key = ScriptedResponses(), random_part()
+    upstream.whole(response(item(), usage={"input_tokens": 3, "output_tokens": 2, "cache": {"hits": 0}}))
+    app = create_app(make_settings(upstream__url=serve(upstream), upstream__api="responses"))
+    async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        body = {"model": "tiny", "input": "Hi", "store": False}
+        answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
+        assert astuple(USAGE.take()[owner_of(key)]) == (1, 3, 0, 2)
 
 
 async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path) -> None:
