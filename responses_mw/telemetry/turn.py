@@ -126,7 +126,7 @@ class TurnSpan:
         request = current_request()
         if not captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores)):
             return
-        given = list(_input_messages(self._chat.get("messages", ())))
+        given = list(_input_messages(self._chat))
         made = [_output_message(self._document["output"][self._items_before :], finish_reason)]
         self._span.set_attribute(GenAI.INPUT_MESSAGES, json.dumps(given, ensure_ascii=False))
         self._span.set_attribute(GenAI.OUTPUT_MESSAGES, json.dumps(made, ensure_ascii=False))
@@ -172,40 +172,53 @@ def _attributes(chat: Mapping[str, Any], document: Mapping[str, Any]) -> dict[st
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"})
 
 
-def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for message in messages:
+def _input_messages(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Convert the messages of a chat request, or the input of a Responses request."""
+    for message in request.get("messages", ()):
         parts = _parts(message.get("content"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             parts.append(_tool_call(call.get("id"), function.get("name"), function.get("arguments")))
         if message.get("role") == "tool":
-            parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message.get("content")}]
+            parts = [_tool_result(message.get("tool_call_id"), message.get("content"))]
         yield {"role": message.get("role"), "parts": parts}
+    for item in request.get("input", ()):
+        is_result = item["type"].endswith("_output")
+        parts = [_tool_result(item.get("call_id"), item.get("output"))] if is_result else _item_parts(item)
+        yield {"role": item.get("role") or ("tool" if is_result else "assistant"), "parts": parts}
 
 
 def _output_message(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = []
-    for item in items:
-        if item["type"] == "message":
-            parts += _parts(item.get("content"))
-        elif item["type"] == "reasoning":
-            parts += [{**part, "type": "reasoning"} for part in _parts(item.get("content") or item.get("summary"))]
-        elif "arguments" in item or "input" in item:
-            arguments = item.get("arguments", item.get("input"))
-            parts.append(_tool_call(item.get("call_id") or item["id"], item.get("name"), arguments))
+    parts = [part for item in items for part in _item_parts(item)]
     return {"role": "assistant", "parts": parts, "finish_reason": finish_reason}
+
+
+def _item_parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if item["type"] == "message":
+        return _parts(item.get("content"))
+    if item["type"] == "reasoning":
+        return [{**part, "type": "reasoning"} for part in _parts(item.get("content") or item.get("summary"))]
+    if "arguments" in item or "input" in item:
+        arguments = item.get("arguments", item.get("input"))
+        return [_tool_call(item.get("call_id") or item.get("id"), item.get("name"), arguments)]
+    return []
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "content": content}]
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     return [
         {"type": "text", "content": part.get("text", part.get("refusal"))}
         if part.get("type") in _TEXTS
         else {"type": part.get("type")}
-        for part in content or ()
+        for part in parts
     ]
 
 
 def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
+def _tool_result(call_id: Any, response: Any) -> dict[str, Any]:
+    return {"type": "tool_call_response", "id": call_id, "response": response}

@@ -19,6 +19,7 @@ from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, call, completion, delta, finish, text, usage
+from tests.support.scripted_responses import ScriptedResponses, item, response
 from tests.support.websocket import opened
 
 if TYPE_CHECKING:
@@ -265,6 +266,36 @@ async def test_spans_hold_texts_by_opt_in_only_and_never_of_a_response_that_is_n
     ]
     assert PROMPT not in repr(other)
     assert ANSWER not in repr(other)
+
+
+@pytest.mark.timeout(90)
+async def test_spans_hold_the_texts_of_an_upstream_with_a_responses_api(
+    serve: Serve, start: Start, collector: Collector
+) -> None:
+    upstream, opt_in = ScriptedResponses(), {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    front = await start("serve", opt_in, upstream__url=serve(upstream), upstream__api="responses").is_ready()
+    thought = {"id": "rs_1", "type": "reasoning", "summary": ["malformed", {"type": "summary_text", "text": "Hm."}]}
+    call = {"id": "fc_1", "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "status": "completed"}
+    upstream.whole(response(thought, call))
+    upstream.whole(response(item(ANSWER)))
+    first = (await front.ours.http.post("/v1/responses", json={"model": "tiny", "input": PROMPT})).json()
+    result = {"type": "function_call_output", "call_id": "c1", "output": "7"}
+    body = {"model": "tiny", "input": [result], "previous_response_id": first["id"]}
+    assert (await front.ours.http.post("/v1/responses", json=body)).status_code == 200
+    await front.ours.http.get("/v1/responses/x")
+    await collector.until("GET /v1/responses/{response_id}")
+
+    turns = [json.loads(span.attributes["gen_ai.output.messages"]) for span in collector.all("chat tiny")]
+    reasoning = {"type": "reasoning", "content": "Hm."}
+    called = {"type": "tool_call", "id": "c1", "name": "f", "arguments": "{}"}
+    assert [message["parts"] for [message] in turns] == [[reasoning, called], [{"type": "text", "content": ANSWER}]]
+    given = json.loads(collector.all("chat tiny")[1].attributes["gen_ai.input.messages"])
+    assert [(message["role"], message["parts"]) for message in given] == [
+        ("user", [{"type": "text", "content": PROMPT}]),
+        ("assistant", [reasoning]),
+        ("assistant", [called]),
+        ("tool", [{"type": "tool_call_response", "id": "c1", "response": "7"}]),
+    ]
 
 
 @pytest.mark.timeout(90)
