@@ -238,6 +238,13 @@ def test_content_that_is_no_list_of_parts_is_the_upstreams_fault(events: Events)
     assert "malformed" in response["error"]["message"]
 
 
+@pytest.mark.parametrize("action", [None, [1], "search", 5])
+def test_a_search_whose_action_is_no_object_does_no_harm(action: Any) -> None:
+    search = {"id": "ws_theirs", "type": "web_search_call", "status": "completed", "action": action}
+    response = ended(numbered(added(search), done(search), completed(search)))
+    assert (response["status"], response["output"]) == ("completed", [{**search, "id": "ws_0"}])
+
+
 @pytest.mark.parametrize("part", [{}, {"text": "Hello"}, {"type": "output_text"}, {"type": "output_text", "text": 5}])
 def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> None:
     response = ended([completed({**message(text="Hello"), "content": [part]})])

@@ -75,8 +75,10 @@ def shown(item: Item, include: frozenset[str]) -> Item:
     kind = item["type"]
     if kind == "web_search_call":
         hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
-        action = {name: value for name, value in item.get("action", {}).items() if name not in hidden}
-        return {**{name: value for name, value in item.items() if name not in hidden}, "action": action}
+        seen = {name: value for name, value in item.items() if name not in hidden}
+        if isinstance(seen.get("action"), dict):  # the item may come from an upstream's own Responses API
+            seen["action"] = {name: value for name, value in seen["action"].items() if name not in hidden}
+        return seen
     if kind == "code_interpreter_call" and "code_interpreter_call.outputs" not in include:
         return {**item, "outputs": None}
     return item
