@@ -15,6 +15,7 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
+from responses_mw.protocol.response.replay import LogReplay
 from responses_mw.upstream.backends import to_responses
 from tests.protocol.runs import CountedIds, chunk, fragment
 from tests.protocol.runs import run as run_chat
@@ -245,6 +246,20 @@ def test_a_search_whose_action_is_no_object_does_no_harm(action: Any) -> None:
     assert (response["status"], response["output"]) == ("completed", [{**search, "id": "ws_0"}])
 
 
+@pytest.mark.parametrize("content", ["Hello", {"0": {}}, ["Hello"], [], 5])
+@pytest.mark.parametrize("kind", [NEW_PART["type"], "response.output_text.delta", "response.refusal.delta"])
+def test_nothing_more_passes_of_an_item_that_has_ended(kind: str, content: Any) -> None:
+    over = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": content}
+    late = [{**NEW_PART, "type": kind, "delta": "x"}, {**NEW_PART, "type": "response.content_part.done"}, done(over)]
+    events = run(numbered(done(over), *late, completed(over)))
+    assert decoded(events)[-1]["response"]["output"] == [{**over, "id": "rs_0"}]
+    assert [event.type for event in events[2:]] == [
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
 @pytest.mark.parametrize("part", [{}, {"text": "Hello"}, {"type": "output_text"}, {"type": "output_text", "text": 5}])
 def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> None:
     response = ended([completed({**message(text="Hello"), "content": [part]})])
@@ -257,8 +272,10 @@ def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> N
 def test_a_text_that_grows_in_malformed_content_does_no_harm(content: Any, index: int, end: Events) -> None:
     thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": content}
     grown = delta("Hm", "rs_theirs", type="response.refusal.delta", content_index=index)
-    response = ended(numbered(added(thought), grown, *end))
-    assert response["status"] == ("completed" if end and (index or isinstance(content, list)) else "failed")
+    events = run(numbered(added(thought), grown, *end))
+    status = "completed" if end and (index or isinstance(content, list)) else "failed"
+    assert decoded(events)[-1]["response"]["status"] == status
+    LogReplay().read(sse.encode(events))  # a job's log, from which another worker reads the output
 
 
 def test_log_probabilities_that_are_no_list_do_no_harm() -> None:

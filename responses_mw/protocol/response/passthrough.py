@@ -6,7 +6,7 @@
   the document. The document's output consists of the items that were streamed to the client.
 - Missing members and events are filled in from the item.
 - llama.cpp sends no indices, and completes its items only at the end of the answer. If an item is added without an index, all
-  open items are therefore completed first. Later events for a completed item are dropped.
+  open items are therefore completed first. Later events for the text, the parts or the end of a completed item are dropped.
 - The answer is complete only after a terminal event with a response. `[DONE]` or a closed connection is not enough.
 """
 
@@ -82,7 +82,6 @@ class ResponsesPassthrough(ResponseBuilder):
         """Maps the upstream's item ids and call ids to the places of items, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
         """Maps the place of an item to the stems and part indices of the `done` events that have not been emitted yet."""
-        self._ended_early: set[int] = set()
         self._first = 0  # place of the upstream's first item. Items that this server added precede it
         self._ending: Document | None = None
         self._status = ""
@@ -149,7 +148,7 @@ class ResponsesPassthrough(ResponseBuilder):
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
         place = self._place(event, target.item if target else None)
-        if place in self._ended_early:
+        if target and place is not None and place not in self._output.open:
             return
         event = self._renamed(event)
         if place is not None:
@@ -214,9 +213,8 @@ class ResponsesPassthrough(ResponseBuilder):
         for stem, index in list(left):
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
-            if not target.holder or index < len(item.get(target.holder) or ()):  # a part may begin after its item has ended
-                ended = item[target.holder][index] if target.holder else item
-                self._emit({"type": f"{stem}.done", **where, **ending(ended, target)})
+            ended = item[target.holder][index] if target.holder else item
+            self._emit({"type": f"{stem}.done", **where, **ending(ended, target)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
@@ -231,7 +229,6 @@ class ResponsesPassthrough(ResponseBuilder):
     def _add(self, event: dict[str, Any]) -> None:
         index = event.get("output_index")
         if not isinstance(index, int):
-            self._ended_early |= self._output.open.keys()
             self._finish_all("completed")
         item = self._named(_item(event.get("item")), index)
         self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
@@ -241,7 +238,7 @@ class ResponsesPassthrough(ResponseBuilder):
         place = self._place(event, item["type"], item.get("id"), item.get("call_id"))
         if place is None:
             self._add_whole(item, event.get("output_index"))
-        elif place not in self._ended_early:
+        elif place in self._output.open:
             self._finish(place, item, event)
 
     def _end(self, event: dict[str, Any]) -> None:
@@ -320,8 +317,8 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _emit_item(self, event: dict[str, Any]) -> None:
+        self._output.take(event)  # an event that cannot be applied is not emitted
         self._emit(event)
-        self._output.take(event)
 
     def _emit(self, event: dict[str, Any]) -> None:
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
