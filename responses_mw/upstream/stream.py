@@ -65,7 +65,8 @@ class ChatStream:
         if self._response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._first = await anext(self, [])
         else:
-            self._first = [*self._halves.join(self._whole(await self._read_all())), *self._halves.flush()]
+            body = await self._read_all()
+            self._first = [self._whole(whole) for whole in (*self._halves.feed(body), *self._halves.flush())]
             self.done = self._is_over = True
         self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
 
@@ -83,8 +84,8 @@ class ChatStream:
                 text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
                 chunks: list[Chunk | Text] = [text] if text else self._take(data)
             except UpstreamError as fault:
+                chunks = self._flushed()
                 self._fault, self._is_over = fault, True
-                chunks = [*self._halves.flush()]
             if chunks:
                 return chunks
         await self._end()
@@ -153,12 +154,11 @@ class ChatStream:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
         chunks = self._decoded(self._decoder.feed(data) if data else self._decoder.flush())
         if not data:
+            chunks += self._flushed()
             self._is_over = True
             if isinstance(self._fault, _NotJSON):  # the last frame is incomplete
                 self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
-        if self._is_over:
-            chunks += self._halves.flush()
-        # A chunk that may contain the other half of a character must be parsed.
+        # A frame that may contain the other half of a character must be parsed.
         self._begins_frame = self._reads_texts and self._decoder.is_between_frames and not self._halves.is_holding
         return chunks
 
@@ -172,23 +172,36 @@ class ChatStream:
             if self._reads_texts and not self._halves.is_holding and (text := self._fast_path.text(frame)):
                 chunks.append(text)
                 continue
-            try:
-                chunk = None if frame == DONE else self._parsed(frame)
-            except UpstreamError as fault:
-                self._fault, self._is_over = fault, True
-                break
-            if chunk is not None:
-                chunks += self._halves.join(chunk)
-                if self._reads_texts and not self._halves.is_holding:
-                    self._fast_path.learn(frame, chunk)
-            self.done = self._is_last(chunk)
-            if self.done or chunk is None:
-                self._is_over = True
+            for whole in self._halves.feed(frame):
+                self._decode(whole, chunks)
+            if self._is_over:
                 break
         return chunks
 
+    def _flushed(self) -> list[Chunk | Text]:
+        chunks: list[Chunk | Text] = []
+        for frame in self._halves.flush():
+            self._decode(frame, chunks)
+        return chunks
+
+    def _decode(self, frame: bytes, chunks: list[Chunk | Text]) -> None:
+        """Add the chunk in `frame` to `chunks`, unless the answer is over."""
+        if self._is_over:
+            return
+        try:
+            chunk = None if frame == DONE else self._parsed(frame)
+        except UpstreamError as fault:
+            self._fault, self._is_over = fault, True
+            return
+        if chunk is not None:
+            chunks.append(chunk)
+            if self._reads_texts:
+                self._fast_path.learn(frame, chunk)
+        self.done = self._is_last(chunk)
+        self._is_over = self.done or chunk is None
+
     def _parsed(self, frame: bytes) -> Chunk:
-        chunk = _json_object(frame, self._halves)
+        chunk = _json_object(frame)
         if ("choices" not in chunk or "error" in chunk) and is_error(chunk):
             raise from_frame(chunk)
         return chunk
@@ -228,15 +241,12 @@ def check_values(data: bytes) -> None:
         raise UpstreamError(f"The upstream sent more than {MAX_VALUES} JSON values at once.")
 
 
-def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
+def _json_object(data: bytes) -> dict[str, Any]:
     check_values(data)
     try:
         decoded = loads(data)
-    except orjson.JSONDecodeError:
-        try:
-            decoded = halves.decode(data)
-        except ValueError as error:
-            raise _NotJSON("The upstream sent data that is not JSON.") from error
+    except orjson.JSONDecodeError as error:
+        raise _NotJSON("The upstream sent data that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is not an object.")
     return decoded
@@ -304,7 +314,7 @@ class ResponsesStream(ChatStream):
     _reads_texts = False
 
     def _parsed(self, frame: bytes) -> dict[str, Any]:
-        event = _json_object(frame, self._halves)
+        event = _json_object(frame)
         kind = event.get("type")
         if event.get("object") == "response" and kind is None:
             return {"type": _FINISHED.get(str(event.get("status")), "response.failed"), "response": event}

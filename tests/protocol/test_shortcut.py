@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -126,42 +127,45 @@ def test_a_server_that_never_repeats_itself_is_given_up() -> None:
     assert shortcut.text(_frame(_chunk("content", "y", created=7))) == ("content", "y")
 
 
-@given(st.text(st.sampled_from("a\u00e9\U0001f600\U0001f601\ufeff"), max_size=8), st.sets(st.integers(0, 15)), MEMBERS)
-def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int], member: str) -> None:
-    """A server of another language cuts its strings by UTF-16 code units."""
-    encoded = text.encode("utf-16-le")
+_CHARACTERS = 'a"\\u\u00e9\U0001f600\U0001f601\ufeff'
+_HALVES = st.text(st.sampled_from([*_CHARACTERS, "\ud83d", "\ude00"]), max_size=8)
+
+
+def _cut(text: str, cuts: set[int]) -> list[str]:
+    """Cut a text by UTF-16 code units, as a server of another language does."""
+    encoded = text.encode("utf-16-le", "surrogatepass")
     ends = [0, *sorted(cut for cut in cuts if 2 * cut < len(encoded)), len(encoded) // 2]
-    pieces = [encoded[2 * begin : 2 * end].decode("utf-16-le", "surrogatepass") for begin, end in pairwise(ends)]
+    return [encoded[2 * begin : 2 * end].decode("utf-16-le", "surrogatepass") for begin, end in pairwise(ends)]
+
+
+def _joined(frames: list[bytes]) -> list[Any]:
     halves = SurrogateHalves()
-    frames = [json.dumps({**_chunk(member, piece), "x": "\ud83d"}).encode() for piece in pieces]
-    decoded = [chunk for frame in frames for chunk in halves.join(halves.decode(frame))]
-    assert "".join(chunk["choices"][0]["delta"][member] for chunk in decoded) == text
+    whole = [whole for frame in frames for whole in halves.feed(frame)] + halves.flush()
+    return [orjson.loads(frame) for frame in whole]
+
+
+@given(st.text(st.sampled_from(_CHARACTERS), max_size=8), st.sets(st.integers(0, 15)), MEMBERS, st.booleans())
+def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int], member: str, upper: bool) -> None:
+    frames = [json.dumps(_chunk(member, piece)).encode() for piece in _cut(text, cuts)]
+    if upper:
+        frames = [re.sub(rb"ud[89a-f]..", lambda half: b"u" + half[0][1:].upper(), frame) for frame in frames]
+    assert "".join(chunk["choices"][0]["delta"][member] for chunk in _joined(frames)) == text
+
+
+@given(_HALVES, st.sets(st.integers(0, 15)))
+def test_each_half_that_stays_alone_is_replaced(text: str, cuts: set[int]) -> None:
+    frames = [json.dumps({"delta": piece, "logprobs": [[piece, "\\"], piece]}).encode() for piece in _cut(text, cuts)]
+    told = _joined(frames)
+    assert "".join(chunk["delta"] for chunk in told) == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert len(told) == len(frames)
+
+
+def test_half_a_character_holds_back_its_chunk_only_until_the_next_one() -> None:
+    halves = SurrogateHalves()
+    assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
+    assert halves.is_holding
+    assert halves.feed(b"[DONE]") == [rb'{"choices":[{"delta":{"content":"a\ufffd"}}]}', b"[DONE]"]
     assert not halves.is_holding
-
-
-def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() -> None:
-    halves = SurrogateHalves()
-    assert halves.join(halves.decode(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}')) == []
-    others: list[dict[str, Any]] = [{"choices": [], "n": n} for n in range(100)]
-    released = [halves.join(other) for other in others]
-    first = next(at for at, chunks in enumerate(released) if chunks)
-    assert first < 30
-    assert released[first] == [{"choices": [{"delta": {"content": "a\ufffd"}}]}, *others[: first + 1]]
-    assert released[first + 1 :] == [[other] for other in others[first + 1 :]]
-
-
-def test_a_number_beside_a_half_is_one_that_can_be_encoded() -> None:
-    decoded = SurrogateHalves().decode(b'{"x": "\\ud83d", "logprob": 123456789012345678901234567890, "n": -7}')
-    assert orjson.dumps(decoded)
-    assert (decoded["logprob"], decoded["n"]) == (orjson.loads(b"123456789012345678901234567890"), -7)
-
-
-@pytest.mark.parametrize(
-    "data", [b"{", b'{"a": NaN, "b": "\\ud83d"}', b'"\\ud83d', b"[" * 100_000 + b'"\\ud83d"', b'{"a": "\xff"}']
-)
-def test_what_is_no_json_even_with_halves_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        SurrogateHalves().decode(data)
 
 
 _PLAIN_TEXTS = st.text(min_size=1).filter(lambda text: text.isprintable() and not set(text) & {'"', "\\"})

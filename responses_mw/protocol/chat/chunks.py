@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import re
 from typing import Any, TypeAlias
-
-import orjson
 
 from ..request.checks import malformed
 from ..types import Chunk
@@ -46,111 +43,50 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 # -- halves of characters ----------------------------------------------------------------------------------------------
 
-_MAX_HELD = 16  # maximum number of chunks that are held back
+_PAIR = rb"ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}"
+_WHOLE = re.compile(rb"(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*+" % _PAIR, re.DOTALL | re.IGNORECASE)  # JSON without halves
+_ESCAPE = re.compile(rb"\\(?:%b|(?P<half>ud[89a-f][0-9a-f]{2})|.)" % _PAIR, re.DOTALL | re.IGNORECASE)
+_HALF_AT_END = re.compile(rb'(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2})(?=")', re.IGNORECASE)  # a first half that ends a string
+_HALF_AT_BEGIN = re.compile(rb'(?<=[^\\]")\\ud[c-f][0-9a-f]{2}', re.IGNORECASE)  # a second half that begins a string
 
 
 class SurrogateHalves:
-    """Joins the halves of surrogate pairs. A server may split a character between two chunks (`"\\ud83d"`, `"\\ude00"`).
+    """Joins the halves of surrogate pairs. A server may split a character between two frames (`"\\ud83d"`, `"\\ude00"`).
 
-    `orjson` refuses such chunks. A chunk whose text ends with a first half is held back, together with later chunks without
-    text, until more text arrives. At most `_MAX_HELD` chunks are held back. A lone half becomes U+FFFD.
+    `orjson` refuses such frames. A frame with a string that ends with a first half is held back until the next frame. If a
+    string in that frame begins with a second half, the first half is moved there. A lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
-        self._held: list[Any] = []  # a chunk whose text ends with a first half, and later chunks without text
-        self._has_halves = False  # whether the last decoded chunk may have halves
+        self._held = b""
 
     @property
     def is_holding(self) -> bool:
-        """Whether a chunk is held back."""
+        """Whether a frame is held back."""
         return bool(self._held)
 
-    def decode(self, data: bytes) -> Any:
-        """Decode JSON that `orjson` refuses because of surrogate halves. The result must be passed to `join`.
+    def feed(self, frame: bytes) -> list[bytes]:
+        """Return the frames that are ready, in order. Their JSON has no halves."""
+        if not self._held and ((frame.find(b"\\ud") < 0 and frame.find(b"\\uD") < 0) or _WHOLE.fullmatch(frame)):
+            return [frame]  # nearly every frame
+        held, self._held = self._held, b""
+        if half := _HALF_AT_END.search(held):
+            frame, joined = _HALF_AT_BEGIN.subn(lambda second: half[2] + second[0], frame)
+            held = _HALF_AT_END.sub(rb"\1", held) if joined else held
+        ready = [_without_halves(held)] if held else []
+        if _HALF_AT_END.search(frame):
+            self._held = frame
+            return ready
+        return [*ready, _without_halves(frame)]
 
-        Raises `ValueError` if the data contains no escaped surrogates, or is invalid for another reason.
-        """
-        if b"\\ud" not in data.lower():
-            raise ValueError("invalid JSON")
-        try:
-            decoded = json.loads(data)
-            # `orjson` decodes the result again, because `json` accepts numbers that `orjson` cannot encode later.
-            chunk = orjson.loads(json.dumps(_whole_characters(decoded)))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-        for (_, holder, member), (_, original, _) in zip(_growing_texts(chunk), _growing_texts(decoded), strict=True):
-            holder[member] = original[member]
-        self._has_halves = True
-        return chunk
-
-    def join(self, chunk: Any) -> list[Any]:
-        """Join halves that are held back with the texts of `chunk`. Return the chunks that are ready, in order."""
-        if not (self._held or self._has_halves):
-            return [chunk]
-        self._has_halves = False
-        texts = [(place, holder, member) for place, holder, member in _growing_texts(chunk) if holder[member]]
-        if not texts and 0 < len(self._held) < _MAX_HELD:
-            self._held.append(chunk)
-            return []
-        if self._held:
-            _move_halves(self._held[0], texts)
-        chunks = self.flush()
-        if any(_ends_with_half(holder[member]) for _, holder, member in texts):
-            self._held.append(chunk)
-            return chunks
-        return [*chunks, _replaced(chunk)]
-
-    def flush(self) -> list[Any]:
-        """Return the chunks that are held back, with lone halves replaced. Call this at the end of the answer."""
-        held, self._held = self._held, []
-        return [_replaced(chunk) for chunk in held]
+    def flush(self) -> list[bytes]:
+        """Return the frame that is held back, if any. Call this at the end of the answer."""
+        held, self._held = self._held, b""
+        return [_without_halves(held)] if held else []
 
 
-def _move_halves(chunk: Any, texts: list[tuple[tuple[Any, ...], dict[str, Any], str]]) -> None:
-    """Move a first half from the end of a text in `chunk` to the continuation of this text in `texts`."""
-    following = {place: holder for place, holder, _ in texts}
-    for place, holder, member in _growing_texts(chunk):
-        if place in following and _ends_with_half(holder[member]):
-            following[place][member] = holder[member][-1] + following[place][member]
-            holder[member] = holder[member][:-1]
-
-
-def _ends_with_half(text: str) -> bool:
-    return "\ud800" <= text[-1:] < "\udc00"
-
-
-def _replaced(chunk: Any) -> Any:
-    """Replace each lone half in the texts of `chunk` with U+FFFD, in place. Return `chunk`."""
-    for _, holder, member in _growing_texts(chunk):
-        holder[member] = _whole_characters(holder[member])
-    return chunk
-
-
-def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """Yield the key, object and member name of each text that a later chunk or event may continue under the same key."""
-    if not isinstance(chunk, dict):
-        return
-    if isinstance(chunk.get("delta"), str):
-        yield (str(chunk.get("type")), str(chunk.get("item_id"))), chunk, "delta"
-    choices = chunk.get("choices")
-    deltas = [one.get("delta") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
-    for delta in (one for one in deltas if isinstance(one, dict)):
-        yield from ((("text", name), delta, name) for name in (*_TEXTS, "refusal") if isinstance(delta.get(name), str))
-        given: Any = delta.get("tool_calls")
-        for call in given if isinstance(given, list) else [given]:
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                yield ("call", str(call.get("index"))), function, "arguments"
-
-
-def _whole_characters(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole_characters(one) for one in value]
-    if isinstance(value, dict):
-        return {_whole_characters(name): _whole_characters(member) for name, member in value.items()}
-    return value
+def _without_halves(frame: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: b"\\ufffd" if escape["half"] else escape[0], frame)
 
 
 # -- text only ---------------------------------------------------------------------------------------------------------
