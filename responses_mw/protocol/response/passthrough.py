@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -80,8 +79,6 @@ class ResponsesPassthrough(ResponseBuilder):
         self._known: dict[str, str] = {}
         self._place_of: dict[str, int] = {}
         """Maps the upstream's item ids and call ids to the places of items, for events without an index."""
-        self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """Maps the place of an item to the stems and part indices of the `done` events that have not been emitted yet."""
         self._first = 0  # place of the upstream's first item. Items that this server added precede it
         self._ending: Document | None = None
         self._status = ""
@@ -161,61 +158,39 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
-        """Add a missing part index and `logprobs` to an event of an item. If a part is done, first complete its text."""
-        stem, unfinished = target.stem, self._unfinished[place]
-        index = event.get(target.index) if target.holder else 0
-        is_whole = type(index) is int and ("logprobs" in event or target is not OUTPUT_TEXT)
-        if step == "delta" and is_whole and (stem, index) in unfinished:
-            return  # nothing is missing, as in nearly every event
-        index = self._part_index(event, place, target, step) if target.holder else 0
-        if index is None:
-            return
+        """Add a missing part index and `logprobs` to an event of an open item, and emit missing events that precede it."""
+        if target.holder:
+            self._set_index(event, place, target, step)
         if target is OUTPUT_TEXT and step in ("delta", "done"):
             event.setdefault("logprobs", [])
-        if not target.holder and step == "delta":
-            unfinished[stem, 0] = None
-        if step == "done":
-            if stem in PARTS.values():  # the text of the part ends first
-                self._end_parts(place, [key for key in unfinished if key[1] == index and key[0] != stem])
-            unfinished.pop((stem, index), None)
+        if step == "done" and target.stem == PARTS.get(target.holder):  # the text of the part ends first
+            texts = ((text.stem, event[target.index]) for text in TEXTS.values() if text.holder == target.holder)
+            self._end_parts(place, [text for text in texts if text in self._output.open[place]])
 
-    def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
-        """Return the index of the event's part, or None if the index is invalid.
-
-        A part that begins with this event is recorded. If the event is a delta of a part that was not announced, the missing
-        `added` event is emitted first.
-        """
+    def _set_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
+        """Set the index of the event's part. Without a valid index, the event belongs to the last part."""
         item, holder = self._output.items[place], target.holder
-        count = len(item[holder]) if isinstance(item.get(holder), list) else 0
-        is_new = step == "added" and target.stem == PARTS[holder]
-        index = event.setdefault(target.index, count if is_new else max(count - 1, 0))
-        if type(index) is not int or not 0 <= index <= count:
-            return None
-        if is_new and index == count:
-            self._note_part(place, holder, index, event.get("part"))
-        elif step == "delta" and index == count and target.part:
-            # The upstream does not announce the part (vLLM and llama.cpp for reasoning).
-            part = target.new_part()
-            self._note_part(place, holder, index, part)
+        parts, index = item.get(holder), event.get(target.index)
+        count = len(parts) if isinstance(parts, list) else 0
+        if step == "added" and target.stem == PARTS[holder]:
+            index = count
+            if isinstance(part := event.get("part"), dict) and part.get("type") == OUTPUT_TEXT.part:
+                event["part"] = {**part, "annotations": part.get("annotations", []), "logprobs": part.get("logprobs", [])}
+        elif type(index) is not int or not 0 <= index <= count:
+            index = max(count - 1, 0)
+        event[target.index] = index
+        if step == "delta" and index == count and target.part:  # the upstream does not announce the part (vLLM, llama.cpp)
             where = {"item_id": item["id"], "output_index": place, target.index: index}
-            self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": part})
-        return index
-
-    def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "output_text":
-            part |= {"annotations": [], "logprobs": [], **part}
-        texts = [text.stem for text in TEXTS.values() if text.part == kind]
-        self._unfinished[place] |= dict.fromkeys((stem, index) for stem in (*texts, PARTS[holder]))
+            self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": target.new_part()})
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
         """Emit the missing `done` events in `left`, for parts and texts of the item at `place`."""
-        for stem, index in list(left):
+        for stem, index in left:
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
             ended = item[target.holder][index] if target.holder else item
-            self._emit({"type": f"{stem}.done", **where, **ending(ended, target)})
-            del self._unfinished[place][stem, index]
+            if isinstance(ended, dict):
+                self._emit_item({"type": f"{stem}.done", **where, **ending(ended, target)})
 
     def _begin(self, event: dict[str, Any]) -> None:
         # The event is not forwarded, because `start` has emitted it with this server's id.
@@ -311,7 +286,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._known[item["id"]] = ours
         item = {**self._renamed(item), "id": ours}
         self._seal(item)
-        self._end_parts(place, self._unfinished[place])
+        self._end_parts(place, list(self._output.open[place]))
         if not any(self._output.put(place).get(name) for name in PARTS):  # nothing has been streamed
             emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})

@@ -16,7 +16,7 @@ from .. import sse
 from ..request.checks import malformed
 from ..tool_kinds.registry import TOOL_ITEMS, is_finished
 from ..types import Item, Part
-from .events import ADDED, DONE, PARTS, TARGETS, EventTarget
+from .events import ADDED, DONE, PARTS, TARGETS, TEXTS, EventTarget
 
 # Types of events after which the server may have executed a call.
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
@@ -37,8 +37,8 @@ class OutputReplay:
     def __init__(self, items: list[Item]) -> None:
         """`items` are the complete items before the first event. New items are appended to this list."""
         self.items = items
-        self.open: dict[int, dict[tuple[str, str], list[Mapping[str, Any]]]] = {}
-        """Maps the index of an open item to the deltas of its texts that have not been joined."""
+        self.open: dict[int, dict[tuple[str, int], list[Mapping[str, Any]]]] = {}
+        """Maps the index of an open item to the stems and indices of its open parts and texts, with deltas not yet joined."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply an event to the items.
@@ -65,8 +65,9 @@ class OutputReplay:
         target = TARGETS.get(stem)
         if target is None:
             return
+        index, deltas = event.get(target.index, 0), self.open[place]
         if step == "delta" and target.member:
-            self.open[place].setdefault((stem, str(event.get(target.index, 0))), []).append(event)
+            deltas.setdefault((stem, index), []).append(event)
         elif step == "added" and stem == PARTS.get(target.holder):
             item, part = self.items[place], event.get("part")
             parts = item.get(target.holder) or []
@@ -75,19 +76,26 @@ class OutputReplay:
             if len(parts) >= MAX_OPEN:
                 raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
             item[target.holder] = [*parts, dict(part)]
+            begun = [text.stem for text in TEXTS.values() if text.part == part.get("type")]
+            deltas |= {(one, index): [] for one in (*begun, stem)}
+        elif step == "done":
+            self.put(place)
+            deltas.pop((stem, index), None)
 
     def put(self, place: int) -> Item:
         """Add the collected deltas to the item at `place`, and return the item."""
-        item, deltas = self.items[place], self.open.get(place, {})
-        for (stem, _), events in deltas.items():
+        item = self.items[place]
+        for (stem, index), events in self.open.get(place, {}).items():
+            if not events:
+                continue
             target = TARGETS[stem]
-            holder = _part(item, target, events[0].get(target.index, 0)) if target.part else item
+            holder = _part(item, target, index) if target.part else item
             texts = (holder.get(target.member), *(event.get("delta") for event in events))
             holder[target.member] = "".join(text for text in texts if isinstance(text, str))
             logprobs = [one for each in (holder, *events) for one in _logprobs(each)] if target.part else []
             if logprobs:
                 holder["logprobs"] = logprobs
-        deltas.clear()
+            events.clear()
         return item
 
     def join(self) -> None:
