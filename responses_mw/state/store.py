@@ -145,7 +145,7 @@ async def _info(client: Client) -> list[dict[str, Any]]:
         if not client.is_cluster:
             return [await client.round_trip(partial(_server_info, redis), "INFO")]
         nodes = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
-        return list(nodes.values())
+        return [nodes] if "redis_version" in nodes else list(nodes.values())  # with one primary, redis-py returns its INFO
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]

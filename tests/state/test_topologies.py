@@ -181,6 +181,16 @@ async def test_a_cluster_tells_how_it_is(open_state: OpenState, cluster: list[Se
     assert not await state.nearly_full()
 
 
+async def test_a_cluster_of_one_node_tells_how_it_is(open_state: OpenState, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running_cluster(tmp_path_factory, size=1) as nodes:
+        state = open_state(cluster_url(nodes))
+        await respond(state, Chain.new(), "x")
+        health = await state.check()
+        assert (health.policy, health.errors) == ("noeviction", ())
+        assert health.server.startswith("Valkey ")
+        assert not await state.nearly_full()
+
+
 async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
     for node in cluster:
         with node.client() as admin:

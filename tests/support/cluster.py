@@ -1,4 +1,4 @@
-"""A Valkey cluster of three nodes."""
+"""A Valkey cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SLOTS = 16384
 
 
 @contextmanager
-def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    """Three nodes with a third of the slots each."""
-    nodes = [_start_node(tmp_path_factory, number) for number in range(3)]
+def running_cluster(tmp_path_factory: pytest.TempPathFactory, size: int = 3) -> Iterator[list[Server]]:
+    """Nodes with an equal part of the slots each."""
+    nodes = [_start_node(tmp_path_factory, number) for number in range(size)]
     try:
         for number, node in enumerate(nodes):
             with node.client() as client:
-                first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
+                first, after = SLOTS * number // size, SLOTS * (number + 1) // size
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         wait_until_whole(nodes)
@@ -43,7 +43,7 @@ def _start_node(tmp_path_factory: pytest.TempPathFactory, number: int) -> Server
 def wait_until_whole(nodes: list[Server]) -> None:
     deadline = time.monotonic() + 40
     greeted = 0.0
-    while not all(map(is_whole, nodes)):
+    while not all(is_whole(node, len(nodes)) for node in nodes):
         assert time.monotonic() < deadline
         if time.monotonic() - greeted > 2:  # on a busy machine a greeting is given up
             greeted = time.monotonic()
@@ -53,10 +53,10 @@ def wait_until_whole(nodes: list[Server]) -> None:
         time.sleep(0.05)
 
 
-def is_whole(node: Server) -> bool:
+def is_whole(node: Server, size: int) -> bool:
     with node.client() as client:
         info = raw_info(client)
-    return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+    return b"cluster_state:ok" in info and b"cluster_known_nodes:%d" % size in info
 
 
 def raw_info(client: Any) -> bytes:
