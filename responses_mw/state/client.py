@@ -112,7 +112,7 @@ class Client:
         keys = [command[1] if len(command) > 1 else "" for command in commands]
         names = {str(command[0]) for command in commands}
         name = names.pop() if len(names) == 1 else ""
-        return await self._send(lambda: self._pipelined(commands), name, "", keys)
+        return checked(await self._send(lambda: self._pipelined(commands), name, "", keys))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Value] = ()) -> Any:
         """Run a script and return the script's reply. All `keys` must be in one slot."""
@@ -127,38 +127,37 @@ class Client:
 
         async def ask() -> list[Any]:
             try:
-                commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-                return await self._pipelined(commands, contained=contained)
+                return await self._pipelined([("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls])
             except exceptions.NoScriptError:
                 # redis-py's `register_script` would send SCRIPT LOAD, in a cluster to every primary, even one that is down.
-                commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
-                return await self._pipelined(commands, contained=contained)
+                return await self._pipelined([("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls])
 
         try:
-            return await self._send(ask, "EVALSHA", script.name, [keys[0] for keys, _ in calls])
+            replies = await self._send(ask, "EVALSHA", script.name, [keys[0] for keys, _ in calls])
         except StateUnavailable as error:
-            if not contained:
-                raise
-            return [error] * len(calls)
+            replies = [error] * len(calls)
+        return replies if contained else checked(replies)
 
     async def _send(self, ask: Callable[[], Awaitable[list[Any]]], name: str, script: str, keys: Sequence[Value]) -> list[Any]:
+        """Make a round trip, and return the replies. The reply to a command with a damaged key is the error `Damaged`."""
         operation = name if len(keys) == 1 else f"PIPELINE {name}".rstrip()
-        replies = await self.round_trip(ask, operation, script, keys[0] if len(keys) == 1 else "", size=len(keys))
+        key = keys[0] if len({self.node_of(key) for key in keys}) == 1 else ""
+        replies = await self.round_trip(ask, operation, script, key, size=len(keys))
         pairs = zip(replies, keys, strict=True)
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in pairs]
 
-    async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool = False) -> list[Any]:
-        if len(commands) == 1 and not contained:  # the most common case, in which this saves 20 us of CPU
+    async def _pipelined(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
+        """Return the replies to `commands`. With several commands, an error about a damaged key is the reply to its command."""
+        if len(commands) == 1:  # the most common case, in which this saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        replies: list[Any] = await pipeline.execute(raise_on_error=not contained)
-        for reply, command in zip(replies, commands, strict=True):
-            if isinstance(reply, exceptions.ReadOnlyError):
-                await self.redis.execute_command(*command)  # raises the error again, for which redis-py closes the connection
+        replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        for place, (reply, command) in enumerate(zip(replies, commands, strict=True)):
             if isinstance(reply, Exception) and not _is_damage(reply):
-                raise reply
+                # After an error of a single command, redis-py leaves a read-only server, and looks up the nodes of a cluster.
+                replies[place] = await self.redis.execute_command(*command)
         return replies
 
     async def round_trip(
@@ -284,6 +283,14 @@ class _Probe:
             count_state_error(error)
             return False
         return True
+
+
+def checked(replies: list[Any]) -> list[Any]:
+    """Return `replies`, or raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _is_damage(error: Exception) -> bool:

@@ -23,8 +23,7 @@ from redis.driver_info import DriverInfo
 
 from ..errors import StartupError
 from ..lua import Script
-from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
-from .errors import StateUnavailable
+from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value, checked
 
 # The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
@@ -153,15 +152,12 @@ class ClusterClient(Client):
     redis: RedisCluster
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        if len(calls) == 1 and not contained:
-            return await super().scripts(script, calls)
-        # redis-py's cluster pipelines refuse EVALSHA.
-        running = (self.script(script, keys, args) for keys, args in calls)
-        replies = await asyncio.gather(*running, return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, BaseException) and not (contained and isinstance(reply, StateUnavailable)):
-                raise reply
-        return replies
+        if len(calls) == 1:
+            return await super().scripts(script, calls, contained=contained)
+        # One call each, because redis-py's pipelines wait for the slowest node.
+        alone = await asyncio.gather(*(self.scripts(script, [call], contained=True) for call in calls))
+        replies = [reply for [reply] in alone]
+        return replies if contained else checked(replies)
 
     async def aclose(self) -> None:
         await super().aclose()

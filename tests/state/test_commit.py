@@ -147,6 +147,21 @@ async def test_a_turn_without_a_size_is_reported_as_damaged(state: State, server
         await state.responses.chain(response, ALICE)
 
 
+async def test_a_segment_of_another_type_is_reported_as_damaged_with_its_name(
+    state: State, server: Plain, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = await respond(state, Chain.new(), "root")
+    await continued(state, root, "left")
+    right = await continued(state, root, "right")
+    segment = min(turns(server), key=server.llen).decode()  # one of the two that `right` reads
+    server.delete(segment)
+    server.set(segment, "x")
+    with pytest.raises(Damaged):
+        await state.responses.chain(right, ALICE)
+    assert segment in caplog.text
+    assert state.client.away_for == 0
+
+
 async def test_a_turn_in_a_form_that_is_not_known_is_not_guessed_at(state: State, server: Plain) -> None:
     response = await respond(state, Chain.new(), "x")
     segment = next(iter(turns(server)))

@@ -478,6 +478,8 @@ async def test_a_node_of_a_cluster_that_hangs_fails_calls_to_it_at_once_and_no_o
                     """The client looks up the nodes, perhaps at the one that hangs."""
         before = time.monotonic()
         assert [await is_served(state, one) for one in responses] == [not there[one] for one in responses]
+        together = [[("EXISTS", address(one).record), ("EXISTS", address(one).tombstone)] for one in responses if there[one]]
+        assert not any([await is_answered(state.client.pipeline(commands)) for commands in together])
         assert time.monotonic() - before < 10  # instead of 2 s for each
         hung.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
@@ -486,8 +488,12 @@ async def test_a_node_of_a_cluster_that_hangs_fails_calls_to_it_at_once_and_no_o
 
 
 async def is_served(state: State, response_id: str) -> bool:
+    return await is_answered(state.responses.get(response_id, ALICE))
+
+
+async def is_answered(asking: Coroutine[Any, Any, object]) -> bool:
     try:
-        await state.responses.get(response_id, ALICE)
+        await asking
     except StateUnavailable:
         return False
     return True
