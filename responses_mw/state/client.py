@@ -8,6 +8,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -70,7 +71,9 @@ class Client:
     """A client of a Redis server that makes up to `max_connections` concurrent round trips.
 
     Every failure raises StateUnavailable. A round trip times out after `timeout` seconds, including the wait for a connection.
-    After a timeout, the server is probed. If the first probe fails too, round trips fail at once until a probe succeeds.
+
+    After a timeout, the server is probed until it answers. Round trips wait up to `FIRST_PROBE` seconds for the first probe,
+    because one slow command must not make others fail. Then they fail at once until a probe succeeds.
     """
 
     is_cluster: ClassVar[bool] = False
@@ -94,7 +97,7 @@ class Client:
         self._subscriber = subscriber
         self._also_close = also_close
         self._away_since: float | None = None
-        self._probes: dict[str, _Probe] = {}
+        self._probes: dict[str, tuple[asyncio.Task[None], float]] = {}  # for each node, also the time when its first probe ends
         self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
         self.shared_secret: str | None = None
         """The secret of the processes that share an embedded server, or None if there is no such server."""
@@ -167,8 +170,8 @@ class Client:
 
         `operation`, `script` and the number of commands (`size`) appear in the span. Raises StateUnavailable on any failure.
         """
-        if self._probes and (probe := self._probes.get(self.node_of(key))):
-            await probe.check()
+        if self._probes:
+            await self._check_probe(self.node_of(key))
         before, began = _cancellations(), time.perf_counter()
         try:
             # Wait for a free connection here, because redis-py's pools raise an error when all connections are in use.
@@ -203,12 +206,33 @@ class Client:
     def _probe(self, key: Value) -> None:
         node = self.node_of(key)
         if node and node not in self._probes:
-            probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
-            probe.task.add_done_callback(lambda _: self._probes.pop(node))
+            task = asyncio.create_task(self._await_answer(node, key))
+            task.add_done_callback(lambda _: self._probes.pop(node))
+            self._probes[node] = task, time.monotonic() + FIRST_PROBE
+
+    async def _check_probe(self, node: str) -> None:
+        if node in self._probes:
+            task, first_end = self._probes[node]
+            await asyncio.wait({task}, timeout=first_end - time.monotonic())
+            if not task.done():
+                raise _unavailable(TimeoutError())
+
+    async def _await_answer(self, node: str, key: Value) -> None:
+        seconds = FIRST_PROBE
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    with suppress(exceptions.ResponseError):  # an error reply is also an answer
+                        await self._ask(node, key)
+                break
+            except FAILURES as error:
+                count_state_error(error)
+            await asyncio.sleep(PROBE_PAUSE)
+            seconds = self._timeout
 
     async def aclose(self) -> None:
         """Stop probing and close every connection."""
-        probing = [probe.task for probe in self._probes.values()]
+        probing = [task for task, _ in self._probes.values()]
         for task in probing:
             task.cancel()
         await asyncio.gather(*probing, return_exceptions=True)
@@ -241,48 +265,6 @@ class Client:
             return self._subscriber()
         assert isinstance(self.redis, Redis)
         return Redis(connection_pool=self.redis.connection_pool)  # closing this client leaves the pool open
-
-
-class _Probe:
-    """A circuit breaker that probes a node after a timeout until the node answers.
-
-    Round trips wait up to `FIRST_PROBE` seconds for the first probe, because one slow command must not make others fail. If
-    the first probe fails, round trips fail at once until a later probe succeeds.
-    """
-
-    def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
-        self._ask = ask
-        self._timeout = timeout
-        self._judged = asyncio.Event()
-        self._answers = False
-        self.task = asyncio.create_task(self._run())
-
-    async def check(self) -> None:
-        await self._judged.wait()
-        if not self._answers:
-            raise _unavailable(TimeoutError())
-
-    async def _run(self) -> None:
-        seconds = min(FIRST_PROBE, self._timeout)
-        try:
-            while not await self._try(seconds):
-                self._judged.set()
-                seconds = self._timeout
-                await asyncio.sleep(PROBE_PAUSE)
-        finally:
-            self._answers = True
-            self._judged.set()
-
-    async def _try(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ask()
-        except exceptions.ResponseError:
-            return True  # an error reply is also an answer
-        except FAILURES as error:
-            count_state_error(error)
-            return False
-        return True
 
 
 def checked(replies: list[Any]) -> list[Any]:
