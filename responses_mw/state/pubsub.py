@@ -158,14 +158,9 @@ class _Subscriber:
 async def _connected(redis: Redis) -> AsyncIterator[Any]:
     """Open a connection for subscriptions. On exit, close the connection and `redis`."""
     connection: Any = redis.pubsub()
-    connecting = asyncio.create_task(asyncio.wait_for(connection.connect(), ANSWER))
     try:
-        try:
-            await asyncio.shield(connecting)
-        finally:
-            while not connecting.done():  # if redis-py were cancelled now, it would leave a half-open connection
-                with suppress(asyncio.CancelledError):  # the first cancellation is raised after this
-                    await asyncio.wait({connecting})
+        async with asyncio.timeout(ANSWER):
+            await connection.connect()
         yield connection
     finally:
         await connection.aclose()
