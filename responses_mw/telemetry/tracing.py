@@ -78,11 +78,11 @@ def mark_failed(span: Span, kind: str) -> None:
 
 
 @contextmanager
-def _traced(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Iterator[Span]:
+def _traced(name: str, kind: SpanKind, attributes: Mapping[str, Any], *, is_current: bool = True) -> Iterator[Span]:
     """Trace the `with` block in a span with those `attributes` that are set. The span fails if an exception is raised."""
     span = TRACER.start_span(name, kind=kind, attributes=present(attributes))
     try:
-        with activated_span(span):
+        with activated_span(span if is_current else None):
             yield span
     except Exception as error:
         mark_failed(span, type(error).__name__)
@@ -204,7 +204,7 @@ def redis_span(
         SERVER_ADDRESS: host,
         SERVER_PORT: port,
     }
-    return _traced(f"{operation} {script}".rstrip(), SpanKind.CLIENT, attributes)
+    return _traced(f"{operation} {script}".rstrip(), SpanKind.CLIENT, attributes, is_current=False)
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
