@@ -19,6 +19,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
+from starlette.datastructures import Headers
 
 from ..version import VERSION
 from .context import RequestContext, activated, current_request, present
@@ -98,10 +99,8 @@ def start_request_span(name: str, scope: Mapping[str, Any], attributes: Mapping[
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
-    headers: dict[str, str] = {}
-    for header, value in scope["headers"]:
-        headers.setdefault(header.decode("latin-1"), value.decode("latin-1"))
-    return TRACER.start_span(name, propagate.extract(headers, Context()), SpanKind.SERVER, attributes)
+    context = propagate.extract(Headers(raw=scope["headers"]), Context())
+    return TRACER.start_span(name, context, SpanKind.SERVER, attributes)
 
 
 def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
@@ -179,7 +178,7 @@ def link_to_request(headers: Mapping[str, str]) -> None:
     """Link the current span to the span that queued the job. `headers` contain the trace context of that span."""
     span = get_current_span()
     if span.is_recording():
-        linked = get_current_span(propagate.extract(dict(headers), Context())).get_span_context()
+        linked = get_current_span(propagate.extract(headers, Context())).get_span_context()
         if linked.is_valid:
             span.add_link(linked)
 
