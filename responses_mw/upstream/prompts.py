@@ -131,37 +131,44 @@ class ContextWindow:
         If the upstream reports that the prompt is still too long, call `ask` once more with fewer items. If that is
         impossible, raise the upstream's error.
         """
-        chat = await self._fitting(items, chat_of, caller)
+        chat = await chat_of(items)
+        length = await self._length(chat["model"], caller)
+        if length is not None and len(orjson.dumps(chat)) > length - _answer_of(chat):  # a token has at least one byte
+            chat = await self._cut(items, chat_of, length, caller)
         try:
             return await ask(chat)
         except UpstreamError as refusal:
-            if refusal.code != "context_length_exceeded":
+            stated = _LENGTH.search(refusal.message)
+            if refusal.code != "context_length_exceeded" or stated is None:
                 raise
-            again = await self._refitted(items, chat_of, chat, refusal.message, caller)
-            if again is None:
+            length = int(stated[1])
+            self._remember(chat["model"], length)
+            shorter = await self._cut(items, chat_of, length, caller, refusal.message)
+            if shorter["messages"] == chat["messages"]:
                 raise
-        return await ask(again)
+        return await ask(shorter)
 
-    async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """Return the request with the items that fit. If it is unknown how many fit, keep all items."""
+    async def _cut(
+        self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller, refusal: str | None = None
+    ) -> ChatRequest:
+        """Remove the oldest items until the rest fits, and return the request for the rest.
+
+        If the tokens cannot be counted, their number is estimated from the error message `refusal`, if there is one. Otherwise,
+        all items are kept.
+        """
         chat = await chat_of(items)
-        length = await self._length(chat["model"], caller)
-        if length is None or not await self._can_count(chat, caller) or not len(Truncation(items)):
-            return chat
-        if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has at least one byte
-            return chat
-        return await self._cut(items, chat_of, length, caller)
-
-    async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
-        limit, cuts = None, 0
-        while True:
-            chat = await chat_of(items)
-            count = await self._count(chat, length, caller)
-            if count <= (limit or length - _answer_of(chat)) or not len(Truncation(items)):
+        if not (is_text(chat) and (await server_for(self._upstream, caller)).has_tokenizer):
+            if refusal is None or not len(Truncation(items)):
                 return chat
+            share = _MARGIN * _target(chat, length) / _estimate(chat, refusal, _MIN_BYTES_PER_TOKEN)
+            return await chat_of(_cut_to_share(items, chat, share))
+        limit, cuts = length - _answer_of(chat), 0
+        while len(Truncation(items)) and (count := await self._count(chat, length, caller)) > limit:
             limit = _target(chat, length)
             cuts += 1
             items = _cut_to_share(items, chat, limit / max(count, 1) if cuts < _MAX_CUTS else 0.0)
+            chat = await chat_of(items)
+        return chat
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
         try:
@@ -171,25 +178,6 @@ class ContextWindow:
                 raise
             # A low estimate is sufficient, because `_cut` counts again after it has removed items.
             return max(_estimate(chat, refusal.message, _BYTES_PER_TOKEN), length + 1)
-
-    async def _refitted(
-        self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
-    ) -> ChatRequest | None:
-        """Return a shorter request. Return None if no item can be removed, or if the error `message` states no length."""
-        stated = _LENGTH.search(message)
-        if stated is None or not len(Truncation(items)):
-            return None
-        length = int(stated[1])
-        self._remember(refused["model"], length)
-        if await self._can_count(refused, caller):
-            again = await self._cut(items, chat_of, length, caller)
-        else:
-            share = _MARGIN * _target(refused, length) / _estimate(refused, message, _MIN_BYTES_PER_TOKEN)
-            again = await chat_of(_cut_to_share(items, refused, share))
-        return again if again["messages"] != refused["messages"] else None
-
-    async def _can_count(self, chat: ChatRequest, caller: Caller) -> bool:
-        return is_text(chat) and (await server_for(self._upstream, caller)).has_tokenizer
 
     async def _length(self, model: str, caller: Caller) -> int | None:
         until, length = self._lengths.get(model, (0.0, None))
