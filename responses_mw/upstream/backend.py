@@ -104,13 +104,16 @@ class Backend(ABC):
     ) -> ResponseBuilder:
         """Return the builder of the response. `call_ids` are the call ids in the history, which new calls must not repeat."""
 
-    @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
         """Return a recorder of `input_messages` and `output_messages`, or None if this server does not add these members."""
+        return None
 
-    @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
-        """Return the functions for the client-side tools in `request` and `items`. `size` is as in `TurnState`."""
+        """Return the functions for the client-side tools in `request` and `items`. `size` is as in `TurnState`.
+
+        If the upstream handles all tools itself, the list is empty.
+        """
+        return []
 
     @abstractmethod
     def items(self, turn: TurnState) -> list[Item]:
@@ -145,8 +148,7 @@ class Backend(ABC):
     async def count(self, turn: TurnState) -> int:
         """Return the number of input tokens of the turn. Raises `APIError` if the tokens cannot be counted."""
 
-    @abstractmethod
-    async def check(self, turn: TurnState) -> None:
+    async def check(self, turn: TurnState) -> None:  # noqa: B027 (by default, the upstream checks the request)
         """Check that the upstream's API can express the turn. `ResponsesBackend` leaves this check to the upstream.
 
         Raises `BadRequest` if the API cannot express the turn, and the errors of `items` and `Upstream.dialect`.

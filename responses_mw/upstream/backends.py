@@ -186,9 +186,9 @@ _FORWARDED: dict[str, Any] = {
 class ResponsesBackend(Backend):
     """A backend that requests each turn as a whole response.
 
-    The upstream runs the tools and truncates long inputs. This server stores the state, so the upstream receives all items and
-    stores nothing. Parameters that concern only this server, such as `conversation` and `background`, are not sent. Other
-    parameters are forwarded unchanged.
+    The upstream runs the tools, truncates long inputs, and adds vLLM's messages to its document. This server stores the state,
+    so the upstream receives all items and stores nothing. Parameters that concern only this server, such as `conversation` and
+    `background`, are not sent. Other parameters are forwarded unchanged.
     """
 
     def __init__(
@@ -208,12 +208,6 @@ class ResponsesBackend(Backend):
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, call_ids: frozenset[str]
     ) -> ResponsesPassthrough:
         return ResponsesPassthrough(document, ids, self._echo, self._options(request, owner, call_ids))
-
-    def messages(self, request: CreateResponse) -> None:
-        return None  # the upstream adds the messages to its document
-
-    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
-        return []
 
     def items(self, turn: TurnState) -> list[Item]:
         owner = turn.caller.owner
@@ -235,9 +229,6 @@ class ResponsesBackend(Backend):
 
     async def count(self, turn: TurnState) -> int:
         return await count_input(self._upstream, await self._whole_body(turn), turn.caller)
-
-    async def check(self, turn: TurnState) -> None:
-        pass  # the upstream checks the request
 
     async def exceeds(self, turn: TurnState, items: Sequence[Item], tokens: int) -> bool:
         body = await self._body(turn, items)
