@@ -43,7 +43,7 @@ class ClaimedJob:
         self.size = 0
         self.stopped: str | None = None
         self.is_interrupted = False  # whether the run was stopped before its end
-        self.task: asyncio.Task[None] | None = None  # the task that makes the turns, while it runs
+        self.turns: asyncio.Timeout | None = None  # expires if the job is stopped while its turns run
         self._pending: list[bytes] = []
         self._count = 0
 
@@ -92,8 +92,8 @@ class ClaimedJob:
         if self.stopped is None:
             self.stopped = why
             self.sent.set()
-            if self.task is not None:
-                self.task.cancel()
+            if self.turns is not None:
+                self.turns.reschedule(0.0)
 
 
 class EventLogWriter:

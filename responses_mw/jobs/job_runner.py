@@ -164,19 +164,17 @@ class JobRunner:
         return secrets
 
     async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
-        """Run the job's turns in `claimed.task`, and write all events except the terminal event."""
-        claimed.task = asyncio.create_task(self._turns(claimed, run))
-        if claimed.stopped:
-            claimed.task.cancel()
+        """Run the job's turns until their end or `claimed.stop`, and write all events except the terminal event."""
+        claimed.turns = asyncio.timeout(0.0 if claimed.stopped else None)
         try:
-            await asyncio.wait({claimed.task})
-            if not claimed.task.cancelled():
-                claimed.task.result()
+            async with claimed.turns:
+                await self._turns(claimed, run)
+        except TimeoutError:
+            if not claimed.turns.expired():
+                raise
+            claimed.is_interrupted = True
         finally:
-            claimed.task.cancel()
-            await asyncio.gather(claimed.task, return_exceptions=True)
-            claimed.is_interrupted = claimed.stopped is not None and claimed.task.cancelled()
-            claimed.task = None  # a failed or cancelled task keeps its frames, which refer to the job
+            claimed.turns = None
 
     async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
         counted = 0
