@@ -272,7 +272,6 @@ async def open_application(
             worker = create_worker(core, settings, scope) if settings.jobs.concurrency else None
             jobs = JobService(state, core.sealer, settings.jobs, settings.redis, worker)
             await stack.enter_async_context(aclosing(jobs))
-            jobs.start()
             is_working = jobs.is_working if worker is not None else None
         readiness = checks(upstream, state, is_working, runner.drain, is_listening)
         await stack.enter_async_context(open_admin(settings.server, readiness, state))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ _CREATION_TIMEOUT = 5.0  # seconds after which a worker removes a reserved job f
 _CANCEL_ATTEMPTS = 10
 _CANCEL_BACKOFF = 0.05
 
-POLL = 2.0  # seconds without a new batch after which a response is checked, because an announcement may have been lost
+POLL = 2.0  # seconds without a new batch after which a response is checked
 PATIENCE = 60.0  # seconds without Redis after which a stream is closed
 _PAUSE = 0.5
 _LOST = "The response was deleted, or the state store lost it."
@@ -49,7 +49,7 @@ _REWOUND = "Redis lost its last events"
 class JobService:
     """Creates, follows, cancels and deletes background responses. If this process has a `worker`, also runs them.
 
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. All but `aclose` may be omitted, and all may be repeated.
+    Call `work`, `stop`, `drain` and `aclose` in this order. All but `aclose` may be omitted, and all may be repeated.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class JobService:
         self._followers: set[_Follower] = set()
         self._lease = settings.lease
         self._keys_agree = redis.url is None  # an embedded store has no other replicas
-        self._following: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -120,7 +119,7 @@ class JobService:
         raises `BadRequest` if the log has expired, or if the response is running and its log has not reached event `after`. It
         raises `StateUnavailable` if Redis fails.
         """
-        follower = _Follower(self._state, document, after, is_closed=self._stopped)
+        follower = _Follower(self._state, document, after, self.settle, is_closed=self._stopped)
         self._followers.add(follower)
         try:
             channel = response_address(document["id"]).events
@@ -188,29 +187,6 @@ class JobService:
             except (Deleted, Fenced):
                 logger.debug("response %s was finalized by another process", response_id)
 
-    def start(self) -> None:
-        """Start the task that checks stalled streams, because a worker or a message may be lost."""
-        self._following = self._following or background_task(self._check_streams())
-
-    async def _check_streams(self) -> None:
-        """Every `POLL` seconds, settle responses without a new batch, and let their followers read the logs."""
-        while True:
-            await asyncio.sleep(POLL)
-            silent: dict[str, list[_Follower]] = {}
-            for follower in self._followers:
-                if not follower.is_active:
-                    silent.setdefault(follower.response_id, []).append(follower)
-                follower.is_active = False
-            for response_id, followers in silent.items():
-                try:
-                    await self.settle(response_id)
-                except StateUnavailable:
-                    logger.debug("response %s cannot be finalized yet", response_id)
-                except Exception:
-                    logger.exception("could not finalize response %s", response_id)
-                for follower in followers:
-                    follower.announce(None)
-
     def work(self) -> None:
         """Start claiming jobs if this process has a worker. If the wrapped app is the upstream, it must have started."""
         if self._worker is not None and not self._stopped:
@@ -243,22 +219,23 @@ class JobService:
         try:
             await self.drain()
         finally:
-            tasks = [task for task in (self._following, self._working) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._working is not None:
+                self._working.cancel()
+                await asyncio.gather(self._working, return_exceptions=True)
 
 
 class _Follower:
     """Reads one log for one client. `number` is the number of the last event that was passed to the client."""
 
-    def __init__(self, state: State, document: Document, number: int, *, is_closed: bool) -> None:
+    def __init__(
+        self, state: State, document: Document, number: int, settle: Callable[[str], Awaitable[None]], *, is_closed: bool
+    ) -> None:
         self._state = state
         self._document = document
+        self._settle = settle
         self.response_id: str = document["id"]
         self.number = number
         self._is_closed = is_closed
-        self.is_active = False  # whether the follower has received a batch since the last poll
         self._is_at_end = False  # whether the follower has passed the final batch or must stop
         self._is_behind = False  # whether the log may have batches after the page that was read last
         self._has_news = False
@@ -290,16 +267,26 @@ class _Follower:
         while not (batches or self._is_at_end or self._is_closed):
             batch = None if self._is_behind else await self._news()
             batches = [batch] if batch is not None else await self.read()
-        self.is_active = bool(batches)
         return batches
 
     async def _news(self) -> Batch | None:
-        """Return the next announced batch, or None if the next batch must be read from the log."""
+        """Return the next announced batch, or None if the next batch must be read from the log.
+
+        After `POLL` seconds without news, settle the response, because a worker or a message may be lost.
+        """
         if not self._has_news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            batch = await self._waiter
-            if batch is not None:
-                return batch
+            waiter: asyncio.Future[Batch | None] = asyncio.get_running_loop().create_future()
+            self._waiter = waiter
+            await asyncio.wait({waiter}, timeout=POLL)
+            self._waiter = None
+            if waiter.done():
+                return waiter.result()
+            try:
+                await self._settle(self.response_id)
+            except StateUnavailable:
+                logger.debug("response %s cannot be finalized yet", self.response_id)
+            except Exception:
+                logger.exception("could not finalize response %s", self.response_id)
         self._has_news = False
         return None
 

@@ -37,7 +37,6 @@ class Following(JobService):
 @asynccontextmanager
 async def following(state: State) -> AsyncIterator[JobService]:
     async with aclosing(Following(state, Sealer(), JobSettings(), RedisSettings())) as followers:
-        followers.start()
         yield followers
 
 
@@ -158,6 +157,28 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         assert (await anext(stream)).last == 1
         await state.client.command("SET", keys(job)[1], "another program's")
         assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
+
+
+async def test_a_stream_does_not_wait_for_what_is_done_about_the_response_of_another(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {job.response_id: job for job in [await taken(state, await create(state)) for _ in range(2)]}
+    settled: list[str] = []
+
+    async def settle(_: JobService, response_id: str) -> None:
+        settled.append(response_id)
+        if response_id == settled[0]:
+            await asyncio.Event().wait()
+        await end(state, jobs[response_id], 2)
+
+    monkeypatch.setattr(Following, "settle", settle)
+    async with following(state) as followers:
+        reading = [asyncio.create_task(rest(followers.follow(job.document, -1))) for job in jobs.values()]
+        done, pending = await asyncio.wait(reading, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [[(0, 1, False), (2, 2, True)]]
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending)
 
 
 async def test_a_damaged_number_of_events_is_reported_as_damaged(state: State) -> None:
