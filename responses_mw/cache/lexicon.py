@@ -8,12 +8,9 @@ same in both texts.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
-
-Phrase = tuple[str, ...]
 
 
 def _read_sections() -> dict[str, list[list[str]]]:
@@ -47,8 +44,9 @@ def _numbers(section: str) -> dict[str, str]:
     return numbers
 
 
-def _phrases(section: str) -> frozenset[Phrase]:
-    return frozenset(map(tuple, _SECTIONS[section]))
+def phrases(section: str) -> list[str]:
+    """Return the phrases in a section of `words.txt`, the longest first."""
+    return sorted(map(" ".join, _SECTIONS[section]), key=len, reverse=True)
 
 
 NUMBERS = _numbers("numbers")
@@ -65,7 +63,6 @@ INTERROGATIVES = _set("interrogatives")
 INTERROGATIVES_WITHIN = _set("interrogatives-within")
 ASKS = _set("asks")
 PERSONS = _set("persons")
-ENDINGS = sorted(_phrases("endings"), key=len, reverse=True)
 JOINS = _set("joins")
 WITH_AN_ARTICLE = _set("with-an-article")
 ENGLISH = _set("english")
@@ -199,45 +196,37 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
 # -- questions -----------------------------------------------------------------------------------------------------------------
 
 
-class Frame(NamedTuple):
-    """Phrases that are removed from the beginning of a question. `kind` is the kind of the question that remains.
-
-    A phrase is removed if the first word after it is in `before` and not in `unless`, and the second word is in `then`. An
-    empty set imposes no condition.
-    """
-
-    phrases: frozenset[Phrase]
-    kind: str = ""
-    before: frozenset[str] = frozenset()
-    then: frozenset[str] = frozenset()
-    unless: frozenset[str] = frozenset()
-
-    def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether a phrase of this frame may be removed if the words `texts` follow it."""
-        after, next_but_one = (*texts, "", "")[:2]
-        follows = (not self.before or after in self.before) and after not in self.unless
-        return follows and (not self.then or next_but_one in self.then)
+def _one(*texts: str) -> str:
+    """Return a pattern for one of `texts`. The patterns below apply to the words of a text, joined with spaces."""
+    return f"(?:{'|'.join(map(re.escape, texts))})(?= |$)"
 
 
-FRAMES = (
-    Frame(_phrases("ways"), "how", unless=_set("of-oneself")),
-    Frame(_phrases("places"), "where", before=_set("findings")),
-    Frame(_phrases("requests"), before=_set("tasks")),
-    Frame(_phrases("requests"), before=_set("deeds"), then=_set("pointing")),
-    Frame(_phrases("wonders"), before=ASKS),
-    Frame(_phrases("means"), "mean"),
-    Frame(_phrases("defines"), "define"),
-    Frame(_phrases("tells"), "tell"),
-    Frame(_phrases("tellings"), before=ASKS | _set("known")),
-    Frame(_phrases("frames")),
-)
-_BY_FIRST_WORD: dict[str, list[tuple[Phrase, Frame]]] = defaultdict(list)
-"""Maps the first word of phrases to the phrases and their frames. Longer phrases of a frame come first."""
-for _frame in FRAMES:
-    for _phrase in sorted(_frame.phrases, key=len, reverse=True):
-        _BY_FIRST_WORD[_phrase[0]].append((_phrase, _frame))
 _VERBS = POLAR | BE
-_BOUND = CRITICAL | DIRECTIONS | POLAR | BE
+_BOUND = CRITICAL | DIRECTIONS | _VERBS
+_FREE = f"(?!{_one(*_BOUND)})"  # before a word that is not bound
+_FRAME = re.compile(
+    "(?:"
+    rf"(?P<how>{_one(*phrases('ways'))})(?! {_one(*_set('of-oneself'))})"
+    rf"|(?P<where>{_one(*phrases('places'))})(?= {_one(*_set('findings'))})"
+    rf"|{_one(*phrases('requests'))}(?= {_one(*_set('tasks'))}| {_one(*_set('deeds'))} {_one(*_set('pointing'))})"
+    rf"|{_one(*phrases('wonders'))}(?= {_one(*ASKS)})"
+    rf"|(?P<mean>{_one(*phrases('means'))})"
+    rf"|(?P<define>{_one(*phrases('defines'))})"
+    rf"|(?P<tell>{_one(*phrases('tells'))})"
+    rf"|{_one(*phrases('tellings'))}(?= {_one(*ASKS, *_set('known'))})"
+    rf"|{_one(*phrases('frames'))}"
+    r")(?: ,(?= |$))?(?: |$)"
+)
+"""A phrase that is removed from the beginning of a question. The name of its group is the kind of the question."""
+_ENDING = re.compile(rf"(?:(?:^| ),)?(?:^| ){_one(*phrases('endings'))}$")
+_KIND_AT_THE_END = re.compile(r"(?:what|how much(?=.* cost$)) (?:do|does) (.+) (mean|cost)")
+_EQUIVALENTS = (
+    # Before a noun and its verb, and with a superlative, "which" means "what". Otherwise, it asks for a choice (which is it?).
+    (re.compile(rf"(?:^| )(which)(?= (?:{_FREE}[^\W\d_]+ ){{1,2}}{_one(*POLAR)}| (?:is|are) the \S*est(?: |$))"), "what"),
+    (re.compile(rf"^how many (?:{_FREE}\S+ ){{1,2}}(in)(?= |$)(?!.* {_one(*POLAR)})"), "are in"),
+    (re.compile(rf"^(?:how|what|which)(?: \S+)+ {_one(*BE)} (there) in(?= |$)"), ""),
+)
+"""Patterns with a group that can be replaced with the given words without changing the meaning."""
 
 
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
@@ -247,11 +236,16 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
     """
     words = _normalized(words)
     texts = [word.text for word in words]
-    kind, begin, end = _frames(texts)
-    if not kind:
-        kind, front, back = _kind_by_last_word(texts[begin:end])
-        begin, end = begin + front, end - back
-    rest = words[begin:end] or words
+    line, begin, kind = _ENDING.sub("", " ".join(texts)), 0, ""
+    while kind not in ("how", "how you", "where") and (frame := _FRAME.match(line)):
+        phrase = frame[0].split()
+        kind, begin, line = frame.lastgroup or kind, begin + len(phrase), line[frame.end() :]
+        if kind == "how" and "you" in phrase and not PERSONS.isdisjoint(line.split()):
+            kind = "how you"  # "you" is the model, as in "How do you store my data?"
+    if not kind and (match := _KIND_AT_THE_END.fullmatch(line)):
+        begin += line.count(" ", 0, match.start(1))
+        line, kind = match.groups()
+    rest = words[begin : begin + len(line.split())] or words
     if not kind:
         kind = "yes or no" if rest[0].text in POLAR else ""
     if asked and not (kind or begin) and ASKS.isdisjoint(texts) and not _VERBS.isdisjoint(texts):
@@ -274,83 +268,17 @@ def article(kind: str, words: Sequence[Word]) -> str:
     return "" if words[0].text in ("a", "an") or words[-1].text.endswith("s") else "none"
 
 
-def _frames(texts: list[str]) -> tuple[str, int, int]:
-    """Return the kind of the question, and the start and end of its words. Frames and thanks are outside this range."""
-    end = len(texts) - next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
-    if end < len(texts) and texts[end - 1 : end] == [","]:
-        end -= 1
-    begin, kind = 0, ""
-    while begin < end and kind not in ("how", "how you", "where"):
-        framed, length = _first_frame(texts[begin:end])
-        if not length:
-            break
-        kind = framed or kind
-        phrase, begin = texts[begin : begin + length], begin + length
-        if kind == "how" and "you" in phrase and not PERSONS.isdisjoint(texts[begin:end]):
-            kind = "how you"  # "you" is the model, as in "How do you store my data?"
-    return kind, begin, end
-
-
-def _first_frame(texts: list[str]) -> tuple[str, int]:
-    """Return the kind and length of the first frame in `texts`. The length includes a comma. It is 0 if there is no frame."""
-    for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
-        length = len(phrase)
-        if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
-            return frame.kind, length + (texts[length : length + 1] == [","])
-    return "", 0
-
-
-def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
-    """Return the kind if the last word determines it ("cost"), or "". Also return how many words to remove at both ends."""
-    if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
-        return texts[-1], 2, 1
-    if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
-        return "cost", 3, 1
-    return "", 0, 0
-
-
-# -- forms that ask the same -------------------------------------------------------------------------------------------------
-
-
-def _normalized(words: list[Word]) -> list[Word]:
-    texts = [word.text for word in words]
-    if not CONVERSIONS.isdisjoint(texts):
+def _normalized(words: Sequence[Word]) -> list[Word]:
+    """Replace equivalent forms of a question with one form."""
+    words = list(words)
+    if not CONVERSIONS.isdisjoint(word.text for word in words):
         words = [Word("to") if word.text == "into" else word for word in words]
-    if texts[:2] == ["how", "many"]:
-        words = _with_be(words, texts)
-        texts = [word.text for word in words]
-    if "which" in texts:
-        words = [Word("what") if _is_what(texts, place) else word for place, word in enumerate(words)]
-    if "there" in texts and texts[0] in ("how", "which", "what"):
-        words = [word for place, word in enumerate(words) if not _is_filler(texts, place)]
+    for pattern, texts in _EQUIVALENTS:
+        line = " ".join(word.text for word in words)
+        for match in pattern.finditer(line):
+            place = line.count(" ", 0, match.start(1))
+            words[place : place + 1] = map(Word, texts.split())
     if len(words) > 4 and words[0].text == "in" and words[1].text in SETTINGS:  # in Python, how do I ...
         rest = words[3:] if words[2].text == "," else words[2:]
         words = [*rest, *words[:2]] if rest[0].text in ASKS else words
     return words
-
-
-def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "which" that means "what".
-
-    It means "what" before a noun and its verb (which time zone is), and with a superlative (which is the largest). Otherwise,
-    it asks for a choice (which is right?).
-    """
-    if texts[place] != "which":
-        return False
-    verb = next((n for n in range(place + 1, len(texts)) if texts[n] in _BOUND or not texts[n].isalpha()), 0)
-    if 2 <= verb - place <= 3:
-        return texts[verb] in POLAR
-    after = texts[place + 1 : place + 4]
-    return len(after) == 3 and after[0] in ("is", "are") and after[1] == "the" and after[2].endswith("est")
-
-
-def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` is a "there" without a meaning ("how many planets are there in it")."""
-    return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
-
-
-def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
-    """Add the missing verb to a question such as "How many ounces in a pound"."""
-    place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
-    lacks = 3 <= place <= 4 and texts[place] == "in" and POLAR.isdisjoint(texts)
-    return [*words[:place], Word("are"), *words[place:]] if lacks else words

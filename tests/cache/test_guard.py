@@ -205,7 +205,8 @@ def test_only_a_strict_guard_distinguishes_other_words() -> None:
     assert (reason(one, other), reason(one, other, strict=False)) == ("words", None)
 
 
-phrases = {" ".join(phrase) for frame in lexicon.FRAMES for phrase in frame.phrases}
+framing = ("ways", "places", "requests", "wonders", "means", "defines", "tells", "tellings", "frames", "endings")
+phrases = [phrase for section in framing for phrase in lexicon.phrases(section)]
 known = st.sampled_from(sorted({*phrases, *lexicon.ASKS, *lexicon.NUMBERS, *lexicon.UNITS, *lexicon.DATES, *lexicon.SYNONYMS}))
 pieces = st.one_of(
     known, known.map(str.title), st.sampled_from(["?", ",", "'s", "n't", "!", "5", "12%", "1,000", "-v", "(", '"'])
