@@ -172,3 +172,13 @@ def test_a_run_that_another_worker_takes_over_anywhere_keeps_the_laws(manner: Ma
     kept = [said(item) for item in response["output"] if item["type"] != "reasoning" or item["status"] == "completed"]
     texts = "".join(text for one in kept if isinstance(one, list) for _, text in one)
     assert texts.strip() == (answer.text + (answer.refusal if manner.refusals else "")).strip()
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"content": None}, {"content": 5}, {"content": "Hello"}, {"content": ["Hello"]}, {"content": [{}]}]
+)
+def test_a_message_whose_content_is_malformed_is_not_continued(message: dict[str, Any]) -> None:
+    """As in the log of a response from an upstream's own Responses API."""
+    log = LogReplay()
+    log.take({"type": "response.output_item.added", "item": {"id": "msg_0", "type": "message", **message}})
+    assert Takeover(log).phase is Phase.FIXED

@@ -479,8 +479,14 @@ def test_what_makes_no_sense_is_the_upstreams_fault(event: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("index", [-1, 99, "0", None, [], {}])
 def test_a_place_that_does_not_exist_harms_nothing(index: Any) -> None:
-    events = run([added(message()), {**delta("x"), "output_index": index}, completed()])
+    events = run([added(message()), {**delta("x", "msg_other"), "output_index": index}, completed()])
     assert events[-1].type == "response.completed"
+
+
+def test_an_event_with_an_unknown_index_belongs_to_the_item_with_its_id_or_to_none() -> None:
+    events = decoded(run(numbered(added(message(), 7), delta("x", "msg_other"), delta("y"), completed())))
+    shown = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [(event["delta"], event["item_id"], event["output_index"]) for event in shown] == [("y", "msg_0", 0)]
 
 
 def test_an_event_that_is_nested_too_deep_is_refused() -> None:

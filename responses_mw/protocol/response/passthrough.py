@@ -6,7 +6,8 @@
   the document. The document's output consists of the items that were streamed to the client.
 - Missing members and events are filled in from the item.
 - llama.cpp sends no indices, and completes its items only at the end of the answer. If an item is added without an index, all
-  open items are therefore completed first. Later events for the text, the parts or the end of a completed item are dropped.
+  open items are therefore completed first. Later events for the text, the parts or the end of a completed item are dropped, and
+  so are those for an unknown item.
 - The answer is complete only after a terminal event with a response. `[DONE]` or a closed connection is not enough.
 """
 
@@ -145,7 +146,7 @@ class ResponsesPassthrough(ResponseBuilder):
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
         place = self._place(event, target.item if target else None)
-        if target and place is not None and place not in self._output.open:
+        if target and place not in self._output.open:
             return
         event = self._renamed(event)
         if place is not None:
@@ -302,16 +303,19 @@ class ResponsesPassthrough(ResponseBuilder):
     def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
         """Return the place of the item that an event belongs to, or None. If `wanted` is None, search only by index.
 
-        Without an index, search by `item_id` and `names`, then for the last open item of type `wanted` (empty: of any type).
+        Otherwise, if the index is unknown, search by `item_id` and `names`. If there is no index, finally search for the last
+        open item of type `wanted` (empty: of any type).
         """
         index = event.get("output_index")
-        if isinstance(index, int):
-            return self._places.get(index)
+        if isinstance(index, int) and index in self._places:
+            return self._places[index]
         if wanted is None:
             return None
         for name in (event.get("item_id"), *names):
             if isinstance(name, str) and name in self._place_of:
                 return self._place_of[name]
+        if isinstance(index, int):
+            return None
         fitting = (place for place in self._output.open if not wanted or self._output.items[place]["type"] == wanted)
         return max(fitting, default=None)
 

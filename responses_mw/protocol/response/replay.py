@@ -217,7 +217,7 @@ def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
         kind, has_text = item["type"], phase is Phase.TEXT
         if kind == "reasoning" and not has_text:
             seen = Phase.REASONING
-        elif kind == "message" and not has_text and [part["type"] for part in item["content"]] == ["output_text"]:
+        elif kind == "message" and not has_text and _is_one_text(item.get("content")):
             seen = Phase.TEXT
         elif kind not in ("message", "reasoning") and (item is served or item.get("status") == "incomplete"):
             seen = Phase.CALL
@@ -225,6 +225,13 @@ def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
             return Phase.FIXED
         phase = max(phase, seen, key=list(Phase).index)
     return phase
+
+
+def _is_one_text(content: Any) -> bool:
+    match content:
+        case [{"type": "output_text"}]:
+            return True
+    return False  # also if an upstream's own Responses API sent malformed content
 
 
 class Seam:
