@@ -171,7 +171,7 @@ class RunJSONResponse(EventResponse):
         response = None
         async for events in self._run:
             if events:
-                response = events[-1]["response"]
+                response = events[-1].data["response"]
         assert response is not None, "a run ends with its document"
         encoded = JSONResponse(response)
         self.has_started = True

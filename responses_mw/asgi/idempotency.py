@@ -140,8 +140,8 @@ class OnceOnly:
                 return
             async with self.making():
                 async for events in batches:
-                    if events and events[-1]["type"] in TERMINAL:
-                        document = events[-1]["response"]
+                    if events and events[-1].type in TERMINAL:
+                        document = events[-1].data["response"]
                         if document["store"]:
                             await self.complete(document["id"])
                     yield events

@@ -159,7 +159,7 @@ async def compact(context: EndpointContext, request: Request) -> ASGIApp:
     async def events() -> AsyncGenerator[list[Event], None]:
         compacted = await context.runner.compact(parsed, caller)
         output = [shown(item, frozenset()) for item in compacted["output"]]
-        yield [{"type": "response.completed", "response": {**compacted, "output": output}}]
+        yield [Event("response.completed", {"response": {**compacted, "output": output}})]
 
     return RunJSONResponse(events(), context.settings.server)
 

@@ -261,8 +261,8 @@ class WebSocketConnection:
             async with aclosing(run):
                 async for events in run:
                     for event in events:
-                        await self._send_data(event, create.lane)
-                    last = events[-1]["type"]
+                        await self._send_data(event.data, create.lane)
+                    last = events[-1].type
             has_failed = last == "response.failed"
         finally:
             parent = create.body.get("previous_response_id")

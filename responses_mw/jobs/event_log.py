@@ -199,7 +199,7 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
 def final_batch(document: Document, number: int) -> Batch:
     """Return the final batch of a log: the terminal event for `document`, with the sequence number `number`."""
     kind = terminal_type(document)
-    event = {"type": kind, "response": whole(document), "sequence_number": number}
+    event = Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
     return Batch(number, number, sse.encode([event]), final=True)
 
 

@@ -118,7 +118,7 @@ def _head(event: str) -> bytes:
 
 def encode(events: Iterable[Event]) -> bytes:
     """Encode events as consecutive frames."""
-    return b"".join([_head(event["type"]) + orjson.dumps(event) + b"\n\n" for event in events])
+    return b"".join([_head(event.type) + orjson.dumps(event.data) + b"\n\n" for event in events])
 
 
 def split_delta(template: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -127,7 +127,7 @@ def split_delta(template: dict[str, Any]) -> tuple[bytes, bytes]:
     In `template`, `delta` is empty, and the last member is `sequence_number`, which is 0.
     """
     name = b'"delta":"'
-    before, after = encode((template,)).split(name)
+    before, after = encode((Event(template["type"], template),)).split(name)
     return before + name, after.removesuffix(b"0}\n\n")
 
 

@@ -385,7 +385,7 @@ async def test_a_receive_that_fails_ends_the_run(kind: type[EventResponse], capl
     async def batches() -> AsyncGenerator[list[Event], None]:
         nonlocal has_ended
         try:
-            yield [{"type": "response.created", "response": {}}]
+            yield [Event("response.created", {"response": {}})]
             await asyncio.Event().wait()
         finally:
             has_ended = True

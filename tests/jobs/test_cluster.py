@@ -12,6 +12,7 @@ import pytest
 from redis.crc import key_slot
 
 from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
+from responses_mw.protocol.response.events import Event
 from responses_mw.state import Job, Jobs, State, connect
 from tests.jobs.test_background import create as create_response
 from tests.jobs.test_background import ended
@@ -50,7 +51,7 @@ async def test_jobs_of_other_nodes_are_logged_and_renewed(nodes: list[Server]) -
     nodes[home(hung.job.response_id)].signal(signal.SIGSTOP)
     for number in (2, 3):
         for claimed in (hung, sound):
-            writer.write(claimed, [{"type": "e", "sequence_number": number}])
+            writer.write(claimed, [Event("e", {"sequence_number": number})])
         await asyncio.wait_for(writer.written(sound), 60)
     assert await numbers(state, sound.job.response_id) == [(0, 1), (2, 2), (3, 3)]
     assert (hung.is_behind, hung.stopped, sound.stopped) == (True, None, None)

@@ -13,6 +13,7 @@ import redis
 
 from responses_mw.jobs import service
 from responses_mw.protocol import sse
+from responses_mw.protocol.response.events import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import CHUNK, PAGE_BYTES, PLAIN_PAGE
 from responses_mw.state.schema import decompress
@@ -42,7 +43,7 @@ async def finished(state: State, tokens: int = 3000, delta: str = " word") -> Jo
     record, log = keys(job)
     entries = []
     for number in range(2, tokens + 2):
-        event = {"type": "response.output_text.delta", **DELTA, "delta": delta, "sequence_number": number}
+        event = Event("response.output_text.delta", {**DELTA, "delta": delta, "sequence_number": number})
         entries.append(("XADD", log, f"{number + 1}-0", "b", sse.encode([event])))
     await state.client.pipeline([*entries, ("HSET", record, "next_seq", tokens + 2)])
     await end(state, job, tokens + 2)

@@ -16,6 +16,7 @@ from fakeredis import FakeAsyncRedis
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
 from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
+from responses_mw.protocol.response.events import Event
 from responses_mw.state import (
     Batch,
     Chain,
@@ -478,7 +479,7 @@ async def test_events_that_are_written_during_an_outage_follow_when_it_is_over(t
         claimed = ClaimedJob(await taken(state, await create(state)), 0.0)
         server.signal(signal.SIGSTOP)
         for number in (2, 3):
-            writer.write(claimed, [{"type": "e", "sequence_number": number}])
+            writer.write(claimed, [Event("e", {"sequence_number": number})])
             async with asyncio.timeout(60):
                 while state.client.away_for < number - 1:  # the first batch cannot be appended
                     await asyncio.sleep(0.05)

@@ -125,7 +125,7 @@ def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Man
     chunks = render(manner, answer, data.draw(manners.cuts()))
     events = run(chunks, ResponseOptions(summary=True))
     assert _said(check(events)) == manners.expected(answer, manner)
-    assert not any(event["type"].startswith("response.reasoning_text") for event in events)
+    assert not any(event.type.startswith("response.reasoning_text") for event in events)
     assert not any("content" in item for item in check(events)["output"] if item["type"] == "reasoning")
 
 

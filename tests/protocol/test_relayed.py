@@ -130,7 +130,7 @@ def test_what_we_make_ourselves_keeps_all_laws_when_it_is_relayed(texts: list[st
     first = run_chat([chunk(reasoning="Hm."), *chunks, chunk(finish_reason=reason)])
     second = run(decoded(first))
     check(second)
-    assert [event["type"] for event in second] == [event["type"] for event in first]
+    assert [event.type for event in second] == [event.type for event in first]
     before, after = decoded(first)[-1]["response"], decoded(second)[-1]["response"]
     assert {**after, "completed_at": None} == {**before, "completed_at": None}
 
@@ -208,7 +208,7 @@ def test_what_a_server_without_indices_leaves_out_is_filled_in() -> None:
 def test_events_that_begin_and_end_a_part_are_filled_in(left_out: str) -> None:
     events = run([event for event in HELLO if event["type"] != left_out])
     check(events)
-    assert [event["type"] for event in events] == [event["type"] for event in run(HELLO)]
+    assert [event.type for event in events] == [event.type for event in run(HELLO)]
 
 
 @pytest.mark.parametrize("index", [-1, 7, "0", [], None])
@@ -253,7 +253,7 @@ def test_nothing_more_passes_of_an_item_that_has_ended(kind: str, content: Any) 
     late = [{**NEW_PART, "type": kind, "delta": "x"}, {**NEW_PART, "type": "response.content_part.done"}, done(over)]
     events = run(numbered(done(over), *late, completed(over)))
     assert decoded(events)[-1]["response"]["output"] == [{**over, "id": "rs_0"}]
-    assert [event["type"] for event in events[2:]] == [
+    assert [event.type for event in events[2:]] == [
         "response.output_item.added",
         "response.output_item.done",
         "response.completed",
@@ -326,19 +326,19 @@ def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
     thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": said, "status": "completed"}
     events = run([completed(thought, message(text="Hello"), call)])
     assert check(events)["output_text"] == "Hello"
-    deltas = [(event["type"], event["delta"]) for event in events if event["type"].endswith(".delta")]
+    deltas = [(event.type, event.data["delta"]) for event in events if event.type.endswith(".delta")]
     assert deltas == [
         ("response.reasoning_text.delta", "Hm"),
         ("response.output_text.delta", "Hello"),
         ("response.function_call_arguments.delta", "{}"),
     ]
-    assert {event["item"]["status"] for event in events if event["type"].endswith("item.added")} == {"in_progress"}
+    assert {event.data["item"]["status"] for event in events if event.type.endswith("item.added")} == {"in_progress"}
 
 
 @pytest.mark.parametrize("end", [done(message(text="Hello")), completed(message(text="Hello"))])
 def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) -> None:
     events = run(numbered(added(message()), end, *([] if "response" in end else [completed()])))
-    assert [event["delta"] for event in events if event["type"] == "response.output_text.delta"] == ["Hello"]
+    assert [event.data["delta"] for event in events if event.type == "response.output_text.delta"] == ["Hello"]
     assert check(events)["output_text"] == "Hello"
 
 
@@ -354,7 +354,7 @@ def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) ->
 )
 def test_a_malformed_whole_item_is_shown_without_its_texts(members: dict[str, Any]) -> None:
     events = run([completed({"id": "theirs", "status": "completed", **members})])
-    assert [event["type"] for event in events[2:]] == [
+    assert [event.type for event in events[2:]] == [
         "response.output_item.added",
         "response.output_item.done",
         "response.completed",
@@ -373,7 +373,7 @@ def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
 def test_a_done_without_an_added_gets_one() -> None:
     events = run(numbered(done(message(text="Hello"), 7), completed()))
     assert {event["output_index"] for event in decoded(events)[2:-1]} == {0}
-    assert [event["type"] for event in events if "item" in event] == [
+    assert [event.type for event in events if "item" in event.data] == [
         "response.output_item.added",
         "response.output_item.done",
     ]
@@ -426,9 +426,9 @@ def test_a_failed_response_tells_why_and_what_it_came_to() -> None:
     usage = {"input_tokens": 3, "output_tokens": 1}
     events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed(status="failed", error=error, usage=usage)))
     response = decoded(events)[-1]["response"]
-    assert (events[-1]["type"], response["error"], response["usage"]["total_tokens"]) == ("response.failed", error, 4)
+    assert (events[-1].type, response["error"], response["usage"]["total_tokens"]) == ("response.failed", error, 4)
     assert response["output"][0]["status"] == "incomplete"
-    assert "response.output_item.done" not in [event["type"] for event in events]
+    assert "response.output_item.done" not in [event.type for event in events]
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_the_document_tells_how_the_response_ended(kind: str, status: str | None
 
 
 def test_nothing_passes_after_the_end() -> None:
-    assert run([completed(), delta("late"), completed()])[-1]["type"] == "response.completed"
+    assert run([completed(), delta("late"), completed()])[-1].type == "response.completed"
     assert len(run([completed(), delta("late"), completed()])) == 3
 
 
@@ -480,7 +480,7 @@ def test_what_makes_no_sense_is_the_upstreams_fault(event: dict[str, Any]) -> No
 @pytest.mark.parametrize("index", [-1, 99, "0", None, [], {}])
 def test_a_place_that_does_not_exist_harms_nothing(index: Any) -> None:
     events = run([added(message()), {**delta("x", "msg_other"), "output_index": index}, completed()])
-    assert events[-1]["type"] == "response.completed"
+    assert events[-1].type == "response.completed"
 
 
 def test_an_event_with_an_unknown_index_belongs_to_the_item_with_its_id_or_to_none() -> None:

@@ -183,7 +183,7 @@ def check(events: Sequence[Event]) -> dict[str, Any]:
     replay = Replay()
     strict = ResponseStreamState(input_tools=omit, text_format=omit)
     for event, raw in zip(decoded(events), events, strict=True):
-        assert event["type"] == raw["type"]
+        assert event["type"] == raw.type
         strict.handle_event(MODELS[event["type"]].model_validate(event))
         if event["type"] in spec.EVENTS:
             assert spec.faults(event, spec.EVENTS[event["type"]]) == []

@@ -305,7 +305,7 @@ async def test_a_stream_that_an_error_breaks_off_is_not_one_that_the_client_left
     caplog.set_level("INFO", "responses_mw.access")
 
     async def batches() -> AsyncGenerator[list[Event], None]:
-        yield [{"type": "response.created", "response": {}}]
+        yield [Event("response.created", {"response": {}})]
         raise ValueError(PROMPT)
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
