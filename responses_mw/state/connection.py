@@ -100,8 +100,9 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     hosts, from_url = _hosts(scheme, url, f"/{database}")
     # If a Sentinel is unreachable, time must be left to ask the next Sentinel.
     patience = options["socket_timeout"] / (len(hosts) + 1)
-    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
-    asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
+    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
+    asking |= {name: value for name, value in from_url.items() if name.startswith("ssl")}
+    asking |= {name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     every = {**options, **from_url}
     sentinel = Sentinel(hosts, sentinel_kwargs=asking, **_with_probe(every))  # type: ignore[no-untyped-call]
     return Client(

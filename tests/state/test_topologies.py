@@ -9,10 +9,11 @@ import signal
 import ssl
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis.crc import key_slot
@@ -39,7 +40,7 @@ from tests.support.stored import ALICE, BOB, address, continued, history, messag
 from tests.support.valkey import Server, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from tests.support.valkey import OpenState
 
@@ -401,6 +402,37 @@ async def test_everything_works_over_tls(open_state: OpenState, valkey: Server, 
     async with wire(valkey.port, context) as line:
         state = open_state(f"{line.url}?ssl_ca_certs={certificate}")
         await assert_works(state)
+
+
+async def test_sentinels_and_the_master_may_have_certificates_of_an_own_authority(
+    open_state: OpenState, valkey: Server, certificate: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with wire(valkey.port, context) as line, sentinel_of(line.url, context) as port:
+        state = open_state(f"rediss+sentinel://127.0.0.1:{port}/main/0?ssl_ca_certs={certificate}", patience=0)
+        await assert_works(state)
+        await assert_jobs_work(state)
+
+
+@asynccontextmanager
+async def sentinel_of(master_url: str, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """The port of what answers like a Sentinel, over TLS. Our Valkey has no TLS, and would monitor no master behind it."""
+    host, port = str(urlsplit(master_url).hostname), str(urlsplit(master_url).port)
+    facts = ["name", "main", "ip", host, "port", port, "flags", "master", "num-other-sentinels", "0"]
+    masters = f"*1\r\n*{len(facts)}\r\n" + "".join(f"${len(fact)}\r\n{fact}\r\n" for fact in facts)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readline():
+            words = [await reader.readline() for _ in range(2 * int(head[1:]))][1::2]
+            writer.write(masters.encode() if words[0] == b"SENTINEL\r\n" else b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
