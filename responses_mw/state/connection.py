@@ -138,12 +138,12 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
     """Return the hosts and ports in `url`, and redis-py's other options for the URL with `path` in place of its own path."""
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
-    pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
     options: dict[str, Any] = _parse(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}")
     options["ssl"] = options.pop("connection_class", None) is SSLConnection
     options.pop("host", None)
     options.pop("port", None)
-    return [(host, int(port or 6379)) for host, _, port in pairs], options
+    every = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    return [(each.hostname or "", each.port or 6379) for each in every], options
 
 
 class ClusterClient(Client):

@@ -35,6 +35,7 @@ from responses_mw.state import (
 from responses_mw.state.schema import stop_channel
 from tests.state.hearing import assert_heard
 from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
+from tests.support.ipv6 import needs_ipv6
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, BOB, address, continued, history, message, respond, texts, used
 from tests.support.valkey import Server, wire
@@ -190,6 +191,15 @@ async def test_a_cluster_of_one_node_tells_how_it_is(open_state: OpenState, tmp_
         assert (health.policy, health.errors) == ("noeviction", ())
         assert health.server.startswith("Valkey ")
         assert not await state.nearly_full()
+
+
+@needs_ipv6
+async def test_the_nodes_of_a_cluster_may_have_ipv6_addresses(open_state: OpenState, start: Callable[..., Server]) -> None:
+    node = start("--bind", "127.0.0.1", "::1", "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with node.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+    state = open_state(f"redis+cluster://[::1]:{free_port()},[::1]:{node.port}", patience=20)
+    await respond(state, Chain.new(), "x")
 
 
 async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:

@@ -30,6 +30,7 @@ from responses_mw.upstream.errors import from_transport
 from responses_mw.upstream.transports import connections as pool_module
 from responses_mw.upstream.transports import http11
 from responses_mw.upstream.transports.http11 import NetworkTransport
+from tests.support.ipv6 import needs_ipv6
 
 if TYPE_CHECKING:
     from asyncio import StreamReader as Reader
@@ -993,17 +994,6 @@ async def test_a_connection_that_cannot_be_made_in_time_is_a_connect_timeout(tra
     async with hanging(socket.AF_INET, ("127.0.0.1", 0)) as port:
         with pytest.raises(httpx.ConnectTimeout):
             await ask(transport, f"http://127.0.0.1:{port}", timeouts={"connect": 0.1})
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
 
 @needs_ipv6
