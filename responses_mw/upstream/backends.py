@@ -157,30 +157,14 @@ class ChatBackend(Backend):
 
 _NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
 
-_FORWARDED: dict[str, Any] = {
-    "enable_response_messages": False,
-    "frequency_penalty": None,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "parallel_tool_calls": None,
-    "presence_penalty": None,
-    "prompt_cache_key": None,
-    "prompt_cache_options": None,
-    "prompt_cache_retention": None,
-    "reasoning": {},
-    "safety_identifier": None,
-    "service_tier": None,
-    "temperature": None,
-    "text": {},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": None,
-    "top_p": None,
-    "truncation": "disabled",
-    "user": None,
-}
-"""The forwarded parameters with their defaults. A default is not sent."""
+_FORWARDED = (
+    *("enable_response_messages", "frequency_penalty", "instructions", "max_output_tokens", "max_tool_calls"),
+    *("parallel_tool_calls", "presence_penalty", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("reasoning", "safety_identifier", "service_tier", "temperature", "text", "tool_choice", "tools", "top_logprobs"),
+    *("top_p", "truncation", "user"),
+)
+"""The forwarded parameters. A default is not sent."""
+_DEFAULTS = CreateResponse(items=[], extra={})
 
 
 class ResponsesBackend(Backend):
@@ -259,9 +243,9 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
         "input": [_sent(item) for item in items if _says_something(item)],
         "store": False,
     }
-    for name, unset in _FORWARDED.items():
+    for name in _FORWARDED:
         value = getattr(request, name)
-        if value is not None and value != unset:
+        if value != getattr(_DEFAULTS, name):
             body[name] = value
     if request.include:
         body["include"] = sorted(request.include)
