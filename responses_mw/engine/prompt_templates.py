@@ -31,7 +31,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,17 +226,14 @@ def _filled_item(item: Item, values: _Variables) -> Item:
 
 
 def _filled_part(part: Part, values: _Variables) -> list[Part]:
+    """Return `part` with its placeholders replaced. An image or a file splits the text around it."""
     if "text" not in part:
         return [part]
-    pieces: list[str | Part] = [*_PLACEHOLDER.split(part["text"])]  # alternating texts and names
-    pieces[1::2] = [values[str(name)] for name in pieces[1::2]]
-    if all(isinstance(piece, str) for piece in pieces):
-        return [{**part, "text": "".join(map(str, pieces))}]
-    parts: list[Part] = []
-    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
-        run: list[Any] = [*group]
-        if not is_text:
-            parts += run
-        elif any(run):
-            parts.append({"type": "input_text", "text": "".join(run)})
-    return parts
+    filled: list[Part] = [{**part, "text": ""}]
+    for place, piece in enumerate(_PLACEHOLDER.split(part["text"])):  # alternating texts and names
+        value = values[piece] if place % 2 else piece
+        if isinstance(value, str):
+            filled[-1]["text"] += value
+        else:
+            filled += [value, {**part, "text": ""}]
+    return [one for one in filled if one.get("text") != ""] or filled
