@@ -62,7 +62,8 @@ class ChatBackend(Backend):
         return compaction.open_last([*items, *turn.document["output"]], partial(self._unseal, owner), offset=own)
 
     async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
-        return await self._fit(turn, partial(self._request, turn), prefill)
+        dialect = await self._upstream.dialect(turn.caller)
+        return await self._fit(turn, dialect, partial(self._request, turn, dialect), prefill)
 
     async def prefix(self, turn: TurnState, begins_at: int) -> Prefix | None:
         if not await self.continues(turn):
@@ -102,7 +103,8 @@ class ChatBackend(Backend):
         return await self._proof.holds(turn.model, turn.caller)
 
     async def count(self, turn: TurnState) -> int:
-        return await self._fit(turn, lambda chat: count_tokens(self._upstream, chat, turn.caller))
+        dialect = await self._upstream.dialect(turn.caller)
+        return await self._fit(turn, dialect, lambda chat: count_tokens(self._upstream, chat, turn.caller))
 
     async def check(self, turn: TurnState) -> None:
         await self._chat(turn, await self._upstream.dialect(turn.caller), self.items(turn))
@@ -113,10 +115,12 @@ class ChatBackend(Backend):
             return False
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
-    async def _fit(self, turn: TurnState, ask: Callable[[ChatRequest], Awaitable[T]], prefill: Prefill | None = None) -> T:
+    async def _fit(
+        self, turn: TurnState, dialect: Dialect, ask: Callable[[ChatRequest], Awaitable[T]], prefill: Prefill | None = None
+    ) -> T:
         """Call `ask` with the turn's chat request. If `truncation` is `auto`, omit old items that exceed the context window."""
         items = await by_size(turn.size, self.items, turn)
-        chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller), prefill=prefill)
+        chat_of = partial(self._chat, turn, dialect, prefill=prefill)
         if turn.request.truncation == "auto":
             return await self._context_window.ask(items, chat_of, ask, turn.caller)
         return await ask(await chat_of(items))
@@ -125,10 +129,9 @@ class ChatBackend(Backend):
         async def take(chat: ChatRequest) -> ChatRequest:
             return chat
 
-        return await self._fit(turn, take, prefill)
+        return await self._fit(turn, await self._upstream.dialect(turn.caller), take, prefill)
 
-    async def _request(self, turn: TurnState, chat: ChatRequest) -> OpenTurn:
-        dialect = await self._upstream.dialect(turn.caller)
+    async def _request(self, turn: TurnState, dialect: Dialect, chat: ChatRequest) -> OpenTurn:
         raw = dialect.raw_parameters if turn.messages is not None else {}
         opened = await self._open(turn, {**chat, **raw}, dialect.name, self._upstream.chat)
         if turn.messages is not None:

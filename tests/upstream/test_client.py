@@ -383,6 +383,10 @@ async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(
     upstream.whole(ANSWER)
     await whole(ours, max_output_tokens=5)
     assert upstream.requests[0].json["max_completion_tokens"] == 5
+    visits = len(upstream.visits)
+    upstream.whole(ANSWER)
+    await whole(ours)
+    assert len(upstream.visits) == visits + 1  # not detected yet, but asked only once for each turn
 
 
 @pytest.mark.both_mounts
