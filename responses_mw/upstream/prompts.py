@@ -42,8 +42,8 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
     """Return the number of prompt tokens of `chat`. Raises `UpstreamError` if the server fails or cannot count them."""
-    count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
-    return await count_by_completion(upstream, chat, caller) if count is None else count
+    tokens = await (await server_for(upstream, caller)).prompt_tokens(chat) if is_text(chat) else None
+    return await count_by_completion(upstream, chat, caller) if tokens is None else len(tokens)
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:

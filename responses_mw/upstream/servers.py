@@ -25,20 +25,16 @@ class Server:
     upstream: Upstream
     caller: Caller
     has_tokenizer: ClassVar[bool] = False
-    """Whether `count` may return a number."""
+    """Whether `prompt_tokens` may return tokens."""
     shows_prompts: ClassVar[bool] = False
-    """Whether `prompt_tokens` and `prompt_end` may return a prompt."""
-
-    async def count(self, chat: ChatRequest) -> int | None:
-        """Return the number of prompt tokens of `chat`, which must contain only text."""
-        return None
+    """Whether `prompt_end` may return a prompt."""
 
     async def context_length(self, model: str) -> Any:
         """Return the context length in tokens, as the server states it. Raises `UpstreamError` after any error response."""
         return None
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
-        """Return the prompt tokens of `chat`."""
+        """Return the prompt tokens of `chat`, which must contain only text."""
         return None
 
     async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
@@ -85,9 +81,6 @@ class _VLLM(Server):
     has_tokenizer = shows_prompts = True
     _SHOWN = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 
-    async def count(self, chat: ChatRequest) -> int | None:
-        return await self._query("/tokenize", self._rendered(chat), "count", int)
-
     async def context_length(self, model: str) -> Any:
         return await self._length_of_models(model)
 
@@ -111,24 +104,23 @@ class _SGLang(Server):
     has_tokenizer = True
     _UNSEEN = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
 
-    async def count(self, chat: ChatRequest) -> int | None:
-        if chat.keys() & self._UNSEEN:
-            return None
-        return await self._query("/tokenize", _only(chat, ("model", "messages", "tools")), "count", int)
-
     async def context_length(self, model: str) -> Any:
         return await self._length_of_models(model)
+
+    async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
+        if chat.keys() & self._UNSEEN:
+            return None
+        return await self._query("/tokenize", _only(chat, ("model", "messages", "tools")), "tokens", list)
 
 
 class _TGI(Server):
     has_tokenizer = True
 
-    async def count(self, chat: ChatRequest) -> int | None:
-        tokens = await self._query("/chat_tokenize", chat, "tokenize_response", list)
-        return None if tokens is None else len(tokens)
-
     async def context_length(self, model: str) -> Any:
         return await self._metadata("/info", "max_total_tokens")
+
+    async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
+        return await self._query("/chat_tokenize", chat, "tokenize_response", list)
 
 
 class _LlamaCpp(Server):
@@ -137,10 +129,6 @@ class _LlamaCpp(Server):
         *("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"),
         *("add_generation_prompt", "continue_final_message"),
     )
-
-    async def count(self, chat: ChatRequest) -> int | None:
-        tokens = await self.prompt_tokens(chat)
-        return None if tokens is None else len(tokens)
 
     async def context_length(self, model: str) -> Any:
         return await self._metadata("/props", "default_generation_settings", "n_ctx")

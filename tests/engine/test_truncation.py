@@ -178,7 +178,8 @@ async def test_a_tokenizer_that_never_counts_fewer_tokens_is_asked_a_few_times(b
     class Stuck(Counting):
         def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
             if path == "/tokenize":  # first too many, and then always one more than fit
-                return 200, {"count": LENGTH if len(self.bodies(path)) == 1 else LENGTH - LENGTH // 8 + 1}
+                count = LENGTH if len(self.bodies(path)) == 1 else LENGTH - LENGTH // 8 + 1
+                return 200, {"tokens": [*range(count)]}
             return super()._answer(path, asked)
 
     server = Stuck("vllm", "/tokenize", length=LENGTH)

@@ -47,7 +47,7 @@ class Counting(ScriptedUpstream):
             "/v1/models": {"data": [{"id": "tiny", "owned_by": self.owner, **self._told("max_model_len")}]},
             "/info": {"model_id": "tiny", **self._told("max_total_tokens")},
             "/props": {"default_generation_settings": self._told("n_ctx")},
-            "/tokenize": {"count": count, "tokens": list(range(len(asked.get("content", "").split())))},
+            "/tokenize": {"tokens": [*tokens, *asked.get("content", "").split()]},
             "/chat_tokenize": {"tokenize_response": tokens, "templated_text": ""},
             "/apply-template": {"prompt": "word " * count},
         }

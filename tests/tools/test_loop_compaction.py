@@ -33,7 +33,7 @@ def server(serve: Serve) -> dict[str, Any]:
 async def test_results_of_tools_are_summed_up_between_turns(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
-    upstream.pages["/tokenize"] = {"count": 2000}
+    upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c"), finish("tool_calls"), usage(10, 5))
     upstream.stream(text(SUMMARY), finish(), usage(30, 4))
     upstream.stream(text("Sunny."), finish(), usage(20, 2))
@@ -56,7 +56,7 @@ async def test_results_of_tools_are_summed_up_between_turns(
 
 
 async def test_each_turn_is_looked_at_anew(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
-    upstream.pages["/tokenize"] = {"count": 2000}
+    upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     for answer in (
         {"tool_calls": [CALL]},
         {"content": SUMMARY},
@@ -74,7 +74,7 @@ async def test_each_turn_is_looked_at_anew(ours: Ours, upstream: ScriptedUpstrea
 async def test_a_summary_that_fails_between_turns_is_the_end_of_the_response(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
-    upstream.pages["/tokenize"] = {"count": 2000}
+    upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c"), finish("tool_calls"), usage(10, 5))
     upstream.whole({"error": {"message": "no good", "type": "BadRequestError", "code": 400}}, 400)
     streamed = await stream(ours, tools=[server], context_management=ABOVE)
@@ -85,7 +85,7 @@ async def test_a_summary_that_fails_between_turns_is_the_end_of_the_response(
 async def test_a_summary_that_breaks_off_twice_between_turns_is_not_taken(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
-    upstream.pages["/tokenize"] = {"count": 2000}
+    upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c"), finish("tool_calls"), usage(10, 5))
     for _ in range(2):
         upstream.stream(text("Paris is"), BrokenOff(), done=False)
