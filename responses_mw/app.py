@@ -172,6 +172,7 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         cache = await _open_cache(stack, upstream, state, sealer, settings) if state is not None else None
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=system_tls()))
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
+        stack.push_async_callback(tools.aclose)
         history = History(state, required=settings.state.required)
         runner = Runner(upstream, backend, history, tools, sealer, settings.compaction, settings.upstream, cache)
         yield Core(upstream, state, sealer, runner, cache)

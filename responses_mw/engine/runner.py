@@ -133,7 +133,7 @@ class Runner:
                 return await self._backend.count(run)
             finally:
                 if run.toolbox is not None:
-                    await run.toolbox.aclose()
+                    self._tools.close(run.toolbox)
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
         """Compact the history and input of `request`, and return a `response.compaction`. Raises `APIError` if that fails."""
@@ -342,16 +342,15 @@ class Runner:
         for task in tasks:
             task.cancel()
         run.report()
-        if not (tasks or run.turn or run.toolbox):
-            return
-        with anyio.CancelScope(shield=True):  # a cancelled run must complete these steps too
-            if tasks:
-                await asyncio.gather(*tasks, return_exceptions=True)
-                run.opening, run.calls = None, ()  # a cancelled task keeps its frames, which refer to the run
-            if run.turn is not None:
-                await run.turn.aclose()
-            if run.toolbox is not None:
-                await run.toolbox.aclose()
+        if tasks or run.turn:
+            with anyio.CancelScope(shield=True):  # a cancelled run must complete these steps too
+                if tasks:
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    run.opening, run.calls = None, ()  # a cancelled task keeps its frames, which refer to the run
+                if run.turn is not None:
+                    await run.turn.aclose()
+        if run.toolbox is not None:
+            self._tools.close(run.toolbox)
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
         """Store the response, and return its terminal event. An error is raised in mode WHOLE, otherwise the response fails."""

@@ -21,6 +21,7 @@ from ..protocol.tool_kinds.registry import CODE_INTERPRETER, MCP, WEB_SEARCH
 from ..protocol.types import Chunk, Item, Tool
 from ..settings.groups import SearchSettings, ToolSettings
 from ..telemetry.tracing import tool_call_span
+from ..threads import background_task
 from . import ServedFunction, ServerTool, ToolContext, ToolResult, web_search
 from .code_interpreter import CodeInterpreter
 from .mcp import MCPServer
@@ -48,6 +49,7 @@ class Tools:
     http: httpx.AsyncClient
     sealer: Sealer
     _has_logged_search: bool = field(default=False, init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         """Check the server-side tools in `tools`, and the request's `tool_choice`.
@@ -96,6 +98,17 @@ class Tools:
         approved = _approved(items, own)
         return Toolbox(entries, approved, gate) if entries or approved else None
 
+    def close(self, toolbox: Toolbox) -> None:
+        """Close `toolbox` in the background, because an MCP server may be slow to end its session."""
+        task = background_task(toolbox.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        """Wait for the toolboxes that are being closed, for about two seconds at most."""
+        if self._closing:
+            await asyncio.wait(self._closing)
+
 
 class ForwardedTools(Tools):
     """Replaces `Tools` if the upstream has a Responses API, because such an upstream checks and runs tools itself."""
@@ -111,7 +124,7 @@ class ForwardedTools(Tools):
 
 
 class Toolbox:
-    """The server-side tools of one run. The caller must call `open` once, before the first turn, and always `aclose`."""
+    """The server-side tools of one run. The caller must call `open` once, before the first turn, and always `Tools.close`."""
 
     def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
         """`approved` maps the path of each approval in the request to its approval request."""

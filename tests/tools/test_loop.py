@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from responses_mw.engine import turns
-from tests.support.mcp_servers import TOKEN, Bearer, weather
+from tests.support.mcp_servers import TOKEN, Bearer, Older, weather
 from tests.support.oracle import stream, whole
-from tests.support.scripted import HELLO, call, completion, error, finish, text, usage
+from tests.support.scripted import HELLO, Signal, call, completion, error, finish, json_answer, stream_answer, text, usage
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from tests.support.scripted import Chunk, ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
@@ -362,3 +365,25 @@ async def test_a_private_address_is_refused_unless_it_is_allowed(start: Start, s
     response = await start().http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [server]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools[0].server_url"
+
+
+@pytest.mark.parametrize("ask", [stream, whole])
+async def test_no_response_waits_for_a_server_to_end_its_session(
+    ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
+    monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)
+    app, asked, go = Older(weather().streamable_http_app()), Signal(), Signal()
+
+    async def holding(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "DELETE":
+            asked.set()
+            await go.wait()
+        await app(scope, receive, send)
+
+    upstream.queue(stream_answer(*HELLO) if ask is stream else json_answer(completion({"content": "Hello"})))
+    try:
+        async with asyncio.timeout(30):
+            await ask(ours, tools=[{"type": "mcp", "server_label": "w", "server_url": serve(holding) + "/mcp", **NOBODY}])
+            await asked.wait()
+    finally:
+        go.set()
