@@ -25,6 +25,7 @@ PAGE = 2000  # maximum number of vectors that are read at a time
 _STORED = np.dtype("<f2")
 _TINY = np.float32(1e-30)  # avoids a division by zero
 _MIN_GROWTH = 128
+_OVERHEAD = 1024  # bytes of a table without vectors
 
 
 class Match(NamedTuple):
@@ -89,6 +90,8 @@ class Scan:
             async with partition.reading:
                 while not partition.update(await self._store.since(key, partition.space, partition.last, PAGE)):
                     pass
+        if not partition.last:  # every new prompt begins an empty partition
+            self._partitions.pop(place, None)
         while len(self._partitions) > 1 and sum(one.vectors.nbytes for one in self._partitions.values()) > self._max_bytes:
             del self._partitions[next(iter(self._partitions))]
         return partition
@@ -180,7 +183,7 @@ class VectorTable:
 
     @property
     def nbytes(self) -> int:
-        return 4 * self.dimensions * len(self._expiries)
+        return _OVERHEAD + 4 * self.dimensions * len(self._expiries)
 
     def put(self, entries: Iterable[tuple[str, int, bytes]]) -> None:
         """Add or replace entries (id, expiry and encoded vector). Entries whose vector has the wrong size are ignored."""

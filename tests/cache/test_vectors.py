@@ -210,6 +210,21 @@ async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
     await client.aclose()
 
 
+async def test_partitions_without_vectors_do_not_pile_up(client: Client) -> None:
+    store, search = opened(client)
+    vector = unit_vector([1, 0, 0, 0, 0, 0])
+    for _ in range(3):
+        assert await search.nearest(key_in(partition(), ""), vector, 0.9) == []
+    assert len(search._partitions) == 0, "they are empty"
+    store, search = opened(client, limits__memory_bytes=1)
+    for _ in range(3):
+        without = key_in(partition(), "e")
+        facts: dict[str, Any] = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{without.partition}"}
+        assert await store.keep(without, b"C{}", **facts) == "kept"
+        assert await search.nearest(without, vector, 0.9) == []
+        assert len(search._partitions) == 1, "the one that was asked for last"
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 0.999), st.integers(1, 5), st.floats(0, 3))
 def test_long_vectors_are_found_as_by_comparing_with_all(seed: int, threshold: float, count: int, spread: float) -> None:
     random = np.random.default_rng(seed)
