@@ -88,7 +88,7 @@ class LookupResult:
     generation: str
     record: bytes = b""
     left: float = 0.0
-    page: EntryPage | None = None  # the new entries of the partition, if requested and there is no hit
+    page: EntryPage | None = None  # the new entries of the partition, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,15 @@ class Entries:
         """Look up the entry with exactly this key. If there is none, try to take its flight.
 
         The flight is taken for `lease` seconds, unless `token` is None, another request holds it, or `release` has marked it.
-        `known` is a vector space and the number of the last entry that the caller has read. If `known` is not None and there is
-        no entry with this key, the `page` of the result contains up to `_LOOKUP_PAGE` newer entries of the partition.
+        `known` is a vector space and the number of the last entry that the caller has read. If `known` is not None and the
+        verdict is `lead` or `alone`, the `page` of the result contains up to `_LOOKUP_PAGE` newer entries of the partition.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
         args = [key.exact, token or "", int(lease * 1000), *page_args]
         verdict, generation, *rest = await self._redis.script(_LOOKUP, [self._key(key)], args)
         if verdict == b"hit":
             return LookupResult("hit", generation.decode(), rest[0], rest[1] / 1000)
-        page = EntryPage.parse(*known, _LOOKUP_PAGE, generation, rest[0]) if known is not None else None
+        page = EntryPage.parse(*known, _LOOKUP_PAGE, generation, rest[0]) if known is not None and rest[0] is not None else None
         return LookupResult(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:

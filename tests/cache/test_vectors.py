@@ -225,6 +225,16 @@ async def test_partitions_without_vectors_do_not_pile_up(client: Client) -> None
         assert len(search._partitions) == 1, "the one that was asked for last"
 
 
+async def test_a_request_is_sent_no_vectors_while_it_waits_for_another(client: Client) -> None:
+    store, search = opened(client)
+    here, known = key_in(partition(), "asked"), ("space6", 0)
+    await add(store, search, key_in(here.partition, "e"), unit_vector([1, 0, 0, 0, 0, 0]))
+    first, second = await store.lookup(here, "one", 5, known), await store.lookup(here, "two", 5, known)
+    assert (first.verdict, second.verdict) == ("lead", "wait")
+    assert first.page is not None
+    assert second.page is None
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 0.999), st.integers(1, 5), st.floats(0, 3))
 def test_long_vectors_are_found_as_by_comparing_with_all(seed: int, threshold: float, count: int, spread: float) -> None:
     random = np.random.default_rng(seed)

@@ -2,7 +2,7 @@
 -- KEYS: generation
 -- ARGV: 1 id, 2 token of a request that would compute the answer ('' for none), 3 ms for which the flight is leased to
 --   that request; optional: 4 partition, 5 space, 6 the last number known to the caller, 7 limit
--- Returns {'hit', generation, record, remaining ms} or {'lead' | 'wait' | 'alone', generation, result of 'since'}
+-- Returns {'hit', generation, record, remaining ms}; {'wait', generation}; {'lead' | 'alone', generation, result of 'since'}
 
 local record, left = read(ARGV[1])
 if record then return {'hit', generation(), record, left} end
@@ -17,4 +17,5 @@ local function verdict()
   return 'lead'
 end
 
-return {verdict(), generation(), ARGV[4] and since(ARGV[4], ARGV[5], ARGV[6], ARGV[7])}
+local found = verdict()
+return {found, generation(), found ~= 'wait' and ARGV[4] and since(ARGV[4], ARGV[5], ARGV[6], ARGV[7])}
