@@ -125,7 +125,7 @@ class WebSocketConnection:
 
     async def run(self) -> None:
         """Serve requests until the connection is closed. If the client disconnects, all runs are cancelled."""
-        ends = [background_task(self._wind_up_with_server()), background_task(self._wind_up_after_lifetime())]
+        ending = background_task(self._wind_up())
         try:
             async with anyio.create_task_group() as self._group:
                 with self._open:
@@ -133,25 +133,23 @@ class WebSocketConnection:
                 for scope in self._serving:
                     scope.cancel()
         finally:
-            for task in ends:
-                task.cancel()
+            ending.cancel()
             self.history.close()
             for data in chain.from_iterable(self._lanes.values()):
                 self.share.leave(len(data))
 
-    async def _wind_up_after_lifetime(self) -> None:
-        await asyncio.sleep(MAX_LIFETIME)
-        limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
-        message = f"{limit} Create a new WebSocket connection to continue."
-        await self._wind_up(_GOING_AWAY, BadRequest(message, code="websocket_connection_limit_reached"))
-
-    async def _wind_up_with_server(self) -> None:
+    async def _wind_up(self) -> None:
+        """After the lifetime or when the server stops, refuse further requests. Close the connection when it is idle."""
         drain = self.context.runner.drain
-        await drain.begun.wait()
-        await self._wind_up(_SERVICE_RESTART, drain.error())
-
-    async def _wind_up(self, code: int, error: APIError) -> None:
-        """Refuse further requests with `error`. When all responses have ended, close the connection with the status `code`."""
+        code = _SERVICE_RESTART
+        error: APIError = drain.error()
+        try:
+            async with asyncio.timeout(MAX_LIFETIME):
+                await drain.begun.wait()
+        except TimeoutError:
+            limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
+            message = f"{limit} Create a new WebSocket connection to continue."
+            code, error = _GOING_AWAY, BadRequest(message, code="websocket_connection_limit_reached")
         self._refusal = error
         if self._lanes:
             await self._idle.wait()
