@@ -142,7 +142,8 @@ def check_ports(settings: ServeSettings) -> None:
             try:
                 socket.create_server((host, port), family=address_family(host)).close()
             except OSError as error:
-                raise OSError(error.errno, f"{host}:{port} cannot be opened: {os.strerror(error.errno or 0)}") from None
+                reason = str(error.strerror).partition(" (while")[0]  # create_server adds the address
+                raise OSError(error.errno, f"{host}:{port} cannot be opened: {reason}") from None
 
 
 # -- the start message ---------------------------------------------------------------------------------------------------

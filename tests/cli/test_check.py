@@ -105,3 +105,10 @@ def test_a_port_that_is_taken_is_said(flags: list[str], capsys: pytest.CaptureFi
         port = taken.getsockname()[1]
         assert run(*flags, f"{flag}={port}") == 1
     assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
+
+
+def test_a_host_whose_name_is_unknown_is_said(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(socket.gaierror) as unknown:
+        socket.getaddrinfo("nowhere.invalid", 8080)
+    assert run(*flags, "--port=8080", "--host=nowhere.invalid") == 1
+    assert capsys.readouterr().err == f"port:     nowhere.invalid:8080 cannot be opened: {unknown.value.strerror}\n"
