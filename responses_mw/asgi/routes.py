@@ -132,6 +132,6 @@ class DescriptionMiddleware:
         self._response = JSONResponse(describe(settings.base_path, needs_key=needs_key, closed=closed))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
-        is_ours = path == self._path and scope["method"] in ("GET", "HEAD")
+        paths = (self._path, scope.get("root_path", "") + self._path)  # some hosts include `root_path` in the path
+        is_ours = scope["type"] == "http" and scope["path"] in paths and scope["method"] in ("GET", "HEAD")
         await (self._response if is_ours else self._app)(scope, receive, send)

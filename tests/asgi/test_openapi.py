@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from responses_mw.asgi.routes import ROUTES, describe
+from responses_mw.asgi.routes import ROUTES, DescriptionMiddleware, describe
+from responses_mw.cli.commands import no_app
+from responses_mw.settings.groups import ServerSettings
 from tests.support.scripted import completion
 
 if TYPE_CHECKING:
-    import httpx
-
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Start
 
@@ -55,6 +56,13 @@ def test_every_operation_has_a_summary() -> None:
 async def test_a_root_path_does_not_hide_it(start_at: Start) -> None:
     http = start_at("proxy", uvicorn={"root_path": "/api"}).http
     assert (await http.get("/openapi.json")).json() == describe()
+
+
+async def test_a_root_path_that_is_no_part_of_the_path_does_not_hide_it() -> None:
+    document = DescriptionMiddleware(no_app, ServerSettings(), needs_key=False)
+    transport = httpx.ASGITransport(document, root_path="/open")
+    async with httpx.AsyncClient(transport=transport, base_url="http://ours") as http:
+        assert (await http.get("/openapi.json")).json() == describe()
 
 
 async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upstream(
