@@ -86,4 +86,6 @@ async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            # If this wait is cancelled, `gather` would raise the cancellation of a task, which no cancel scope recognizes.
+            await asyncio.wait(tasks)

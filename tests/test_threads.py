@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 
+import anyio
 import pytest
 
 from responses_mw.threads import GARBAGE, MAX_INLINE_BYTES, by_size, in_background
@@ -30,6 +31,14 @@ async def test_a_background_task_that_fails_is_logged_at_once_and_harms_nobody(c
     before = ticks
     await asyncio.sleep(0)
     assert (ticks, len(caplog.records)) == (before, 1)  # a cancelled task has not failed
+
+
+async def test_a_scope_that_is_cancelled_while_background_tasks_end_catches_its_cancellation() -> None:
+    with anyio.CancelScope() as scope:
+        async with in_background(asyncio.sleep(60)):
+            await asyncio.sleep(0)  # until the task has begun
+            asyncio.get_running_loop().call_soon(scope.cancel)
+    assert scope.cancelled_caught
 
 
 async def test_large_messages_lead_to_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
