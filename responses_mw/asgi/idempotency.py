@@ -132,27 +132,26 @@ class OnceOnly:
 
         If `open_reasoning` is true, reasoning events have the names of Open Responses. Raises the same errors as `earlier`.
         """
-        async with aclosing(batches):
+        async with aclosing(batches), self.making():
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
                 annotate(outcome="repeated", response=stored.document)
                 yield events_of(whole(stored.document, request.include), open_reasoning=open_reasoning)
                 return
-            async with self.making():
-                async for events in batches:
-                    if events and events[-1].type in TERMINAL:
-                        document = events[-1].data["response"]
-                        if document["store"]:
-                            await self.complete(document["id"])
-                    yield events
-                if not self._may_exist:
-                    await self._release()
+            async for events in batches:
+                if events and events[-1].type in TERMINAL:
+                    document = events[-1].data["response"]
+                    if document["store"]:
+                        await self.complete(document["id"])
+                yield events
+            if not self._may_exist:
+                await self._release()
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Renew the key's lease while the `with` block creates the response.
+        """Renew the key's lease while the `with` block reserves the key and creates the response.
 
-        If the block fails, release the key, unless the response may already be stored.
+        If the block fails, release the key if it is reserved, unless the response may already be stored.
         """
         async with in_background(self._renew()):
             try:

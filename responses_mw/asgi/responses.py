@@ -71,12 +71,12 @@ async def _create_in_background(
         raise NotSupported(message, param="background")
     await context.upstream.verify(caller)
     await context.jobs.check_secrets()
-    earlier = await guard.earlier(wait=True) if guard is not None else None
-    if earlier is not None:
-        document = earlier.document
-        annotate(outcome="repeated", response=document)
-    else:
-        async with guard.making() if guard is not None else nullcontext():
+    async with guard.making() if guard is not None else nullcontext():
+        earlier = await guard.earlier(wait=True) if guard is not None else None
+        if earlier is not None:
+            document = earlier.document
+            annotate(outcome="repeated", response=document)
+        else:
             document = await _queued(context, context.jobs, parsed, body, caller, guard)
     if parsed.stream:
         return LogStreamResponse(context.jobs.follow(document), context.settings.server)

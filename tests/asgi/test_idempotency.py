@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from responses_mw.app import open_state
 from responses_mw.asgi import idempotency
+from responses_mw.asgi.idempotency import OnceOnly
+from responses_mw.engine.run import REQUEST_LIMITS
 from responses_mw.engine.runner import Runner
+from responses_mw.protocol.request.create import parse
+from tests.support.configured import make_settings
 from tests.support.echo import Echo
 from tests.support.oracle import check
 from tests.support.scripted import HELLO, Signal, completion, finish, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     import httpx
 
     from responses_mw.engine.run import Run
+    from responses_mw.protocol.response.events import Event
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
@@ -149,6 +155,26 @@ async def test_a_client_that_leaves_frees_its_key(ours: Ours, upstream: Scripted
         while (again := await ask(ours, stream=True)).status_code == 409:
             await asyncio.sleep(0.02)
     assert check(again.content).response["output_text"] == "Hello"
+
+
+async def test_a_request_that_is_cancelled_while_it_reserves_its_key_frees_it(redis_url: str) -> None:
+    async def accept() -> None: ...
+
+    async def answer() -> AsyncGenerator[list[Event], None]:
+        await asyncio.Event().wait()
+        yield []
+
+    request = parse(BODY, REQUEST_LIMITS, 0)
+    async with open_state(make_settings(redis__url=redis_url)) as state:
+        assert state is not None
+        for steps in range(100):  # of the loop, after which the cancellation comes: somewhere in the reservation
+            guard = OnceOnly(state, "owner", str(steps), b"{}", accept)
+            running = asyncio.create_task(anext(guard.run(answer(), request, open_reasoning=False)))
+            for _ in range(steps % 25):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait({running})
+            assert await OnceOnly(state, "owner", str(steps), b"{}", accept).earlier(wait=False) is None
 
 
 async def test_a_key_whose_response_was_deleted_is_not_run_again(ours: Ours, upstream: ScriptedUpstream) -> None:
