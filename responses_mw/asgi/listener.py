@@ -352,9 +352,7 @@ class WebSocketProtocol(_Buffering, WebSocketsSansIOProtocol):
             self._overdue = None
 
     def shutdown(self) -> None:
-        # After the handshake, the application closes the WebSocket when the last response has ended.
-        if not self.handshake_complete:
-            super().shutdown()
+        """Do nothing, because the application closes the WebSocket when the last response has ended."""
 
 
 def http_protocol(unread: Unread) -> type[HTTPProtocol]:

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.processes import free_port
 from tests.engine.test_cancellation import Client
 from tests.support.oracle import check
-from tests.support.scripted import Signal, finish, text
+from tests.support.scripted import Signal, completion, finish, text
 from tests.support.servers import PATIENCE, Ours, wait_until_serving
 from tests.support.websocket import opened
 
@@ -180,6 +180,27 @@ async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_con
         assert (last["type"], last["response"]["error"]) == ("response.failed", FAILED)
         await socket.connection.wait_closed()
         assert socket.connection.close_code == 1012
+    await server.has_stopped()
+
+
+async def test_a_websocket_that_is_being_opened_is_closed_like_any_other(launch: Launch, upstream: ScriptedUpstream) -> None:
+    server, go = launch(drain_timeout=60), Signal()
+    upstream.pages["/v1/models"] = {}  # the credential is checked with a chat request
+    checked = upstream.whole(completion({"content": "x"}), before=go)
+
+    async def opened_late() -> int | None:
+        async with opened(server) as socket:
+            assert (await socket.receive())["status"] == 503
+            await socket.connection.wait_closed()
+            return socket.connection.close_code
+
+    async with aclosing(server):
+        opening = asyncio.create_task(opened_late())
+        await checked.asked.wait()
+        server.stop()
+        await server.is_stopping()
+        go.set()
+        assert await opening == 1012
     await server.has_stopped()
 
 
