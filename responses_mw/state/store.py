@@ -153,11 +153,10 @@ async def _info(client: Client) -> list[dict[str, Any]]:
 
 
 async def _server_info(redis: Redis) -> dict[str, Any]:
-    """Return the INFO of the server. If it is a replica, also close the connection, which may have outlived a failover."""
-    async with redis.client() as single:
-        info: dict[str, Any] = await single.info()
-        if info.get("role") == "slave" and single.connection is not None:
-            await single.connection.disconnect()
+    """Return the INFO of the server. If it is a replica, close the idle connections, which may have outlived a failover."""
+    info: dict[str, Any] = await redis.info()
+    if info.get("role") == "slave":
+        await redis.connection_pool.disconnect(inuse_connections=False)
     return info
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import anyio
+import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.state import StateUnavailable, connect
@@ -60,3 +62,16 @@ async def test_a_time_out_of_the_callers_own_stays_one(state: State) -> None:
         except TimeoutError:
             continue
         raise AssertionError("nothing ended it")
+
+
+async def test_a_cancelled_look_at_the_server_leaves_no_connection_behind(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    for steps in range(100):
+        async with anyio.create_task_group() as group:
+            group.start_soon(state.inspect)
+            for _ in range(steps % 25):
+                await asyncio.sleep(0)
+            group.cancel_scope.cancel()
+    gc.collect()
+    assert "Unclosed" not in caplog.text
