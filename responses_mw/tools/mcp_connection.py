@@ -14,7 +14,7 @@ import anyio
 import mcp_types
 import orjson
 from mcp import MCPError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
@@ -36,6 +36,9 @@ _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
 _BROKEN = "it closed the connection before its answer was complete"
 _MALFORMED = "its answer is malformed, is too large, or has too many JSON values"
+_CALLED: TypeAdapter[mcp_types.CallToolResult | mcp_types.InputRequiredResult] = TypeAdapter(
+    mcp_types.CallToolResult | mcp_types.InputRequiredResult
+)
 
 
 class MCPConnection:
@@ -128,12 +131,16 @@ class MCPConnection:
     async def _called(self, session: MCPSession, request: mcp_types.CallToolRequest) -> mcp_types.CallToolResult:
         # The SDK's `call_tool` validates results against the server's schema, whose regular expressions may never end.
         try:
-            return await session.client.send_request(request, mcp_types.CallToolResult)
+            result = await session.client.send_request(request, _CALLED)
         except MCPError as error:
             if error.code != mcp_types.HEADER_MISMATCH:
                 raise
-        await self._listed(session)  # from the list, the SDK learns which arguments the server also expects as headers
-        return await session.client.send_request(request, mcp_types.CallToolResult)
+            await self._listed(session)  # from the list, the SDK learns which arguments the server also expects as headers
+            result = await session.client.send_request(request, _CALLED)
+        if isinstance(result, mcp_types.InputRequiredResult):
+            reason = "the tool asks for input, which is not supported"
+            raise self.target.failure(reason, mcp_types.INVALID_REQUEST, _PROTOCOL_ERROR)
+        return result
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
 from responses_mw.tools.mcp_connection import MCPConnection
@@ -226,6 +228,20 @@ async def test_a_tool_that_is_unknown_is_a_failed_result(server: Callable[..., s
         result = await weather.call("nothing", {})
     assert result.failed
     assert result.members["error"]["type"] in ("mcp_protocol_error", "mcp_tool_execution_error")
+
+
+async def test_a_tool_that_asks_for_input_is_a_failed_result_that_says_so(serve: Serve) -> None:
+    asking = MCPServer("asking", log_level="CRITICAL")
+
+    @asking.tool()
+    def book() -> InputRequiredResult:
+        form = ElicitRequestFormParams(message="When?", requested_schema={"type": "object", "properties": {}})
+        return InputRequiredResult(input_requests={"when": ElicitRequest(params=form)})
+
+    async with aclosing(connection(serve(asking.streamable_http_app()) + "/mcp")) as server:
+        result = await server.call("book", {})
+    assert result.failed
+    assert result.members["error"]["message"] == "MCP server 'weather': the tool asks for input, which is not supported."
 
 
 @pytest.mark.parametrize("server", ["streamable", "SSE"], indirect=True)
