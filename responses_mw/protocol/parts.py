@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .chat.dialects import Dialect
@@ -32,7 +32,7 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
     """
     content = _to_chat(parts, dialect, path)
     is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
-    return _text(content) if is_text else content
+    return "\n".join(texts_of(content)) if is_text else content
 
 
 def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
@@ -45,23 +45,23 @@ def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, pa
     others = [part for part in content if part["type"] != "text"]
     if others:
         others.insert(0, {"type": "text", "text": f"Returned by the tool call {call_id}:"})
-    return {"role": "tool", "tool_call_id": call_id, "content": _text(content)}, others
+    return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts_of(content))}, others
 
 
 def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[ChatPart]:
     return [PART_KINDS[part["type"]].to_chat(part, dialect, f"{path}[{index}]") for index, part in enumerate(parts)]
 
 
-def _text(content: Sequence[ChatPart]) -> str:
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
+def texts_of(parts: Any) -> list[str]:
+    """Return the texts of content parts. Skip parts without text and malformed parts."""
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [text for text in texts if isinstance(text, str)]
 
 
 def reasoning_text(item: Item) -> str:
     """Return the text of a reasoning item's `content`, or of its `summary` if the content has no text. Skip malformed parts."""
     for name in ("content", "summary"):
-        parts = item.get(name)
-        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        if text := "\n".join(text for text in texts if isinstance(text, str)):
+        if text := "\n".join(texts_of(item.get(name))):
             return text
     return ""
 

@@ -20,12 +20,6 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
     return choices
 
 
-def text_of_parts(parts: list[Any]) -> str:
-    """Join the texts of content parts, which Mistral's own API sends instead of a string. Skip malformed parts."""
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
-
-
 def as_chunk(completion: dict[str, Any]) -> Chunk:
     """Convert a `chat.completion` to a single chunk. Raises `UpstreamError` if its choices, message or calls are malformed."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}

@@ -20,8 +20,9 @@ from typing import Any
 
 from ...errors import UpstreamError
 from ...ids import RunIds
-from ..chat.chunks import Text, choices_of, text_of_parts
+from ..chat.chunks import Text, choices_of
 from ..chat.tool_calls import ToolCall, ToolCalls
+from ..parts import texts_of
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..types import Chunk, Document
@@ -296,7 +297,7 @@ class Assembler(ItemBuilder):
 
     def _content(self, content: Any, logprobs: Any) -> None:
         if isinstance(content, list):  # Mistral's own API
-            content = text_of_parts(content)
+            content = "".join(texts_of(content))
         if not isinstance(content, str):
             malformed("delta")
         if self._splitter and content:

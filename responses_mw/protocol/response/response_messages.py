@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from ..chat.chunks import Text, choices_of
-from ..parts import reasoning_text
+from ..parts import reasoning_text, texts_of
 from ..request.checks import malformed
 from ..tool_kinds.form import OfferedFunction, as_text, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
@@ -222,7 +222,7 @@ def _flat(content: str | list[Part] | None) -> str:
     """Return the text of a message or a result. Images are left out, because Harmony does not support them."""
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content or () if isinstance(part.get("text"), str))
+    return "\n".join(texts_of(content))
 
 
 def _content(role: str, **members: Any) -> dict[str, Any]:
