@@ -10,7 +10,6 @@ from starlette.types import ASGIApp
 
 from .. import ids
 from ..engine.history import resolved, with_ids
-from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, NotSupported
 from ..ids import RunIds
 from ..protocol.request import checks
@@ -100,7 +99,7 @@ async def _items(value: Any, size: int, made: RunIds, state: State, owner: str) 
     """Parse the member `items` of a body of `size` bytes. Resolve references, and take the ids of new items from `made`."""
 
     def parsed() -> list[Item]:
-        check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
+        check_number_of_tools(None, value)
         return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
 
     return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)

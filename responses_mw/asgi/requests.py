@@ -15,7 +15,6 @@ from starlette.types import Message, Receive
 from ..auth import API_KEY, owner_in
 from ..cache import Cache
 from ..engine.prompt_templates import Prompts
-from ..engine.run import REQUEST_LIMITS
 from ..engine.runner import Runner
 from ..errors import BadRequest, RequestTimeout, TooLarge, Unavailable
 from ..jobs import JobService
@@ -96,7 +95,7 @@ class Reader:
         if self._refuses_unknown:
             refuse_unknown(body)
         resolved = self._prompts.resolve(body)
-        return resolved, parse(resolved, REQUEST_LIMITS, size)
+        return resolved, parse(resolved, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Return the caller, and record its owner for logs and spans. Raises the same errors as `owner_in`."""
@@ -138,7 +137,7 @@ class Reader:
                 more = received.get("more_body", False)
             data = b"".join(chunks)
             chunks.clear()
-            return await by_size(size, lambda: parse(decode(data, REQUEST_LIMITS), size))
+            return await by_size(size, lambda: parse(decode(data), size))
         finally:
             self._inbound.resize(size, 0)
 

@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ..cache.policy import policy_of
-from ..engine.run import REQUEST_LIMITS, RunMode
+from ..engine.run import RunMode
 from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable, without_traceback
 from ..protocol.request import checks
 from ..threads import background_task, by_size
@@ -285,7 +285,7 @@ class WebSocketConnection:
 def _decoded(data: bytes, maximum: int) -> dict[str, Any]:
     if len(data) > maximum:
         raise TooLarge(f"The frame is larger than {maximum} bytes.")
-    frame = checks.decode(data, REQUEST_LIMITS, "the JSON of your frame")
+    frame = checks.decode(data, "the JSON of your frame")
     if not isinstance(frame, dict):
         raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
     return frame

@@ -15,7 +15,6 @@ from typing import Any, Self
 from ..cache import Hit, Miss, Uncacheable
 from ..errors import APIError, Unavailable, UpstreamError, without_traceback
 from ..protocol.chat.chunks import Text
-from ..protocol.request.checks import RequestLimits
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
@@ -31,9 +30,6 @@ from ..upstream.stream import ChatStream
 from .history import History, RunContext
 
 logger = logging.getLogger(__name__)
-
-REQUEST_LIMITS = RequestLimits()
-"""Limits on the contents of a request, so that checking and converting a request is never too expensive."""
 
 
 class RunMode(Enum):

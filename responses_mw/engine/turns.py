@@ -25,6 +25,7 @@ from ..crypto import Sealer
 from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
 from ..ids import RunIds
 from ..protocol.parts import reasoning_text
+from ..protocol.request.checks import MAX_TOOLS
 from ..protocol.request.items import user_message
 from ..protocol.request.tools import distinct
 from ..protocol.response import compaction, document
@@ -40,7 +41,7 @@ from ..threads import by_size
 from ..tools.toolbox import Toolbox
 from ..upstream.backend import COMPACTION, Backend, OpenTurn
 from .history import NO_HISTORY, RunContext
-from .run import REQUEST_LIMITS, Run, RunMode
+from .run import Run, RunMode
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ class TurnLoop:
         Raises `BadRequest` if the request and its history have too many tools, and the errors of `Toolbox.open`.
         """
         run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
-        if len(run.offered) > REQUEST_LIMITS.tools:
-            message = f"The request and its history have more than {REQUEST_LIMITS.tools} tools."
+        if len(run.offered) > MAX_TOOLS:
+            message = f"The request and its history have more than {MAX_TOOLS} tools."
             raise BadRequest(message, param="tools", code="array_above_max_length")
         if run.toolbox is not None:
             await run.toolbox.open()

@@ -15,7 +15,7 @@ import orjson
 
 from ..crypto import InvalidEnvelope, Sealer
 from ..engine.history import commit
-from ..engine.run import REQUEST_LIMITS, Run, RunMode
+from ..engine.run import Run, RunMode
 from ..engine.runner import Runner
 from ..engine.turns import MAX_CONTINUATIONS
 from ..errors import (
@@ -123,7 +123,7 @@ class JobRunner:
         caller = Caller(job.owner, secrets["headers"], self._scope)
         # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
-        parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
+        parsed = await by_size(job.size, parse, body)
         if job.retries or self.breaker.is_open:  # do not blame this request for an upstream that is already unavailable
             await self._runner.probe(caller)
         # Always stream from the upstream, because a client may follow the response.

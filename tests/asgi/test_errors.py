@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import ResponseError
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.request.checks import RequestLimits
+from responses_mw.protocol.request.checks import MAX_DEPTH, MAX_ITEMS, MAX_TOOLS
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
 from tests.support.garbage import nothing_left
 from tests.support.oracle import check, stream
@@ -358,18 +358,14 @@ async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream)
     assert response.status_code == 200
 
 
-async def test_too_many_items_tools_and_levels_are_refused(
-    start: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("responses_mw.asgi.requests.REQUEST_LIMITS", RequestLimits(items=2, tools=1, depth=8))
-    ours = start()
+async def test_too_many_items_tools_and_levels_are_refused(ours: Ours, upstream: ScriptedUpstream) -> None:
     tool = {"type": "function", "name": "f"}
     deep: Any = "x"
-    for _ in range(9):
+    for _ in range(MAX_DEPTH + 1):
         deep = [deep]
     for body, param in (
-        ({"input": [{"role": "user", "content": "x"}] * 3}, "input"),
-        ({"tools": [tool, tool]}, "tools"),
+        ({"input": [{"role": "user", "content": "x"}] * (MAX_ITEMS + 1)}, "input"),
+        ({"tools": [tool] * (MAX_TOOLS + 1)}, "tools"),
     ):
         assert fault(await ours.http.post("/v1/responses", json={**BODY, **body}), 400)["param"] == param
     fault(await ours.http.post("/v1/responses", json={**BODY, "metadata": deep}), 413)

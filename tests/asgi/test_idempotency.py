@@ -11,7 +11,6 @@ import redis
 from responses_mw.app import open_state
 from responses_mw.asgi import idempotency
 from responses_mw.asgi.idempotency import OnceOnly
-from responses_mw.engine.run import REQUEST_LIMITS
 from responses_mw.engine.runner import Runner
 from responses_mw.protocol.request.create import parse
 from tests.support.configured import make_settings
@@ -164,7 +163,7 @@ async def test_a_request_that_is_cancelled_while_it_reserves_its_key_frees_it(re
         await asyncio.Event().wait()
         yield []
 
-    request = parse(BODY, REQUEST_LIMITS, 0)
+    request = parse(BODY)
     async with open_state(make_settings(redis__url=redis_url)) as state:
         assert state is not None
         for steps in range(100):  # of the loop, after which the cancellation comes: somewhere in the reservation

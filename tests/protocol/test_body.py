@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest, TooLarge
 from responses_mw.protocol.request import checks
-from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values, memory, memory_bound
+from responses_mw.protocol.request.checks import MAX_VALUES, decode, has_more_values, memory, memory_bound
 
 texts = st.text(alphabet='a",[{\\é', max_size=6)
 values: st.SearchStrategy[Any] = st.recursive(
@@ -42,15 +42,15 @@ def test_values_are_counted_in_the_text_and_strings_are_none(value: Any, at_once
 
 @pytest.mark.parametrize("value", ["[]", "{}", "1", '"a"', "[1,2]"])
 def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(value: str) -> None:
-    cut = f'{{"input": "Hi", "x": [{",".join([value] * 2000)}'.encode()  # no JSON: who decoded it would say so
+    cut = f'{{"input": "Hi", "x": [{",".join([value] * (MAX_VALUES + 1))}'.encode()  # no JSON: who decoded it would say so
     with pytest.raises(TooLarge) as caught:
-        decode(cut, RequestLimits(values=1000))
+        decode(cut)
     assert (caught.value.status, caught.value.code) == (413, "request_too_many_values")
 
 
 def test_a_long_text_is_one_value() -> None:
-    written = {"input": 'a, "b", [c], {d}: \\ ' * 1000}
-    assert decode(orjson.dumps(written), RequestLimits(values=10)) == written
+    written = {"input": 'a, "b", [c], {d}: \\ ' * MAX_VALUES}
+    assert decode(orjson.dumps(written)) == written
 
 
 @pytest.mark.parametrize(
@@ -59,28 +59,28 @@ def test_a_long_text_is_one_value() -> None:
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
-        decode(data, RequestLimits())
+        decode(data)
     assert caught.value.code == "invalid_json"
 
 
 def test_what_json_leaves_open_is_read_as_it_can_be_written_again() -> None:
-    decoded = decode(b'{"a": 1, "a": 2, "big": 123456789012345678901234567890, "most": 18446744073709551615}', RequestLimits())
+    decoded = decode(b'{"a": 1, "a": 2, "big": 123456789012345678901234567890, "most": 18446744073709551615}')
     assert orjson.loads(orjson.dumps(decoded)) == {"a": 2, "big": 1.2345678901234568e29, "most": 18446744073709551615}
 
 
 def test_what_is_nested_too_deep_is_refused() -> None:
-    assert decode(b"[" * 4 + b"]" * 4, RequestLimits(depth=4))
-    with pytest.raises(TooLarge, match="deeper than 4"):
-        decode(b"[" * 6 + b"]" * 6, RequestLimits(depth=4))
+    assert decode(b"[" * 64 + b"]" * 64)
+    with pytest.raises(TooLarge, match="deeper than 64"):
+        decode(b"[" * 66 + b"]" * 66)
 
 
 def test_the_collector_is_left_as_it_was() -> None:
     large = orjson.dumps([[]] * 50_000)
-    decode(large, RequestLimits())
+    decode(large)
     assert gc.isenabled()
     gc.disable()
     try:
-        decode(large, RequestLimits())
+        decode(large)
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -16,7 +16,7 @@ from responses_mw.errors import APIError, UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.chat.dialects import DIALECTS
 from responses_mw.protocol.chat.request import to_chat
-from responses_mw.protocol.request.checks import RequestLimits, decode
+from responses_mw.protocol.request.checks import decode
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResponse, parse
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.request.tools import offered
@@ -217,7 +217,7 @@ def test_any_value_of_any_parameter_is_served_or_a_400_that_names_it(name: str, 
 def test_what_is_nested_too_deep_is_refused_wherever_it_stands(place: str) -> None:
     body = f'{{"input": "Hi", "{place}": {"[" * 500}{"]" * 500}}}'
     with pytest.raises(APIError, match="deeper than 64") as caught:
-        decode(body.encode(), RequestLimits())
+        decode(body.encode())
     assert (caught.value.status, caught.value.code) == (413, "request_too_deep")
 
 
@@ -225,7 +225,7 @@ def test_what_is_nested_as_deep_as_the_limit_is_read() -> None:
     nested: Any = {}
     for _ in range(30):
         nested = {"a": [nested]}
-    body = decode(orjson.dumps({"input": "Hi", "x": nested}), RequestLimits(depth=64))
+    body = decode(orjson.dumps({"input": "Hi", "x": nested}))
     assert parse(body).extra["x"] == nested
 
 

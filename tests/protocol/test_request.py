@@ -15,7 +15,8 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.request.checks import RequestLimits
+from responses_mw.protocol.request import checks
+from responses_mw.protocol.request.checks import MAX_ITEMS, MAX_TOOLS
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, parse
 from responses_mw.protocol.request.items import ITEMS, NOT_SERVED
 from responses_mw.protocol.response.document import create
@@ -224,12 +225,12 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, code: str) -> 
 
 def test_more_than_the_bounds_is_refused() -> None:
     with pytest.raises(BadRequest, match="array too long"):
-        parse({"input": [{"role": "user", "content": "x"}] * 3}, RequestLimits(items=2))
+        parse({"input": [{"role": "user", "content": "x"}] * (MAX_ITEMS + 1)})
     with pytest.raises(BadRequest, match="too many tools"):
-        parse({"input": "x", "tools": [TOOL] * 3}, RequestLimits(tools=2))
-    previous = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * 3}]
+        parse({"input": "x", "tools": [TOOL] * (MAX_TOOLS + 1)})
+    previous = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * (MAX_ITEMS + 1)}]
     with pytest.raises(BadRequest, match="array too long"):
-        parse({"input": "x", "previous_input_messages": previous}, RequestLimits(items=2))
+        parse({"input": "x", "previous_input_messages": previous})
 
 
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}
@@ -247,18 +248,20 @@ LISTED = {"name": "t", "input_schema": {}}
     ],
     ids=["tools", "additional_tools", "tool_search_output", "mcp_list_tools", "many items"],
 )
-def test_tools_count_wherever_they_stand(body: dict[str, Any]) -> None:
+def test_tools_count_wherever_they_stand(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"input": "x", **body}
-    parse(body, RequestLimits(tools=4))
+    monkeypatch.setattr(checks, "MAX_TOOLS", 4)
+    parse(body)
+    monkeypatch.setattr(checks, "MAX_TOOLS", 3)
     with pytest.raises(BadRequest, match=r"too many tools. Expected at most 3, .* but got 4") as caught:
-        parse(body, RequestLimits(tools=3))
+        parse(body)
     assert (caught.value.param, caught.value.code) == ("tools", "array_above_max_length")
 
 
 def test_a_choice_allows_no_more_tools_than_a_request_may_have() -> None:
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}] * 3}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}] * (MAX_TOOLS + 1)}
     with pytest.raises(BadRequest, match="array too long") as caught:
-        parse({"input": "x", "tools": [TOOL], "tool_choice": choice}, RequestLimits(tools=2))
+        parse({"input": "x", "tools": [TOOL], "tool_choice": choice})
     assert caught.value.param == "tool_choice.tools"
 
 

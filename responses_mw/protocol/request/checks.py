@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, NoneType
 from typing import Any, NoReturn
@@ -29,36 +28,27 @@ _LARGE = 64 * 1024
 _MEMBER, _HOLDER = 64, 136  # memory in bytes of a member, and additional memory of an array or object
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """Limits for one request.
-
-    `items` is the maximum number of items in `input`, and also of messages and resulting items in `previous_input_messages`.
-    `tools` is the maximum number of tools, including namespaces, nested tools, and tools in input items. `depth` is the maximum
-    number of nesting levels below the outermost array or object. `values` is the maximum number of object members and array
-    elements.
-    """
-
-    items: int = 10_000
-    tools: int = 1024
-    depth: int = 64
-    values: int = 1_000_000
+# Limits on the contents of a request, so that checking and converting a request is never too expensive.
+MAX_ITEMS = 10_000  # items in `input`, and also messages and resulting items in `previous_input_messages`
+MAX_TOOLS = 1024  # tools, including namespaces, nested tools, and tools in input items
+MAX_DEPTH = 64  # nesting levels below the outermost array or object
+MAX_VALUES = 1_000_000  # object members and array elements
 
 
-def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
+def decode(data: bytes, what: str = "the JSON body of your request") -> Any:
     """Decode JSON. Integers of more than 64 bits become floats. If the JSON is invalid, the error refers to it as `what`.
 
     Raises `BadRequest` for invalid JSON, including `NaN` and lone surrogates, and `TooLarge` for too many values or levels.
     """
     # Decoding cannot be interrupted, and the result can take forty times the memory of the text. Counting is 100 times faster.
-    if has_more_values(data, limits.values):
-        raise TooLarge(f"The request has more than {limits.values} values.", code="request_too_many_values")
+    if has_more_values(data, MAX_VALUES):
+        raise TooLarge(f"The request has more than {MAX_VALUES} values.", code="request_too_many_values")
     try:
         value = loads(data)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"We could not parse {what}: {error}.", code="invalid_json") from None
     if isinstance(value, dict | list):
-        depth(value, limits.depth)
+        depth(value, MAX_DEPTH)
     return value
 
 

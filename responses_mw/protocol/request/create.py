@@ -16,7 +16,7 @@ from ...errors import BadRequest
 from ..response.text import MAX_TOP_LOGPROBS
 from ..types import Item, Tool
 from . import checks
-from .checks import Check, RequestLimits, among, closed_object
+from .checks import Check, among, closed_object
 from .items import parse_input, parse_previous
 from .tools import check_number_of_tools, check_tool_choice, check_tools
 
@@ -180,25 +180,24 @@ _OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "
 _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
-def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
-    """Check the decoded `body` of a request. `size` is the size of its JSON in bytes. If `limits` is None, the defaults apply.
+def parse(body: Any, size: int = 0) -> CreateResponse:
+    """Check the decoded `body` of a request. `size` is the size of its JSON in bytes.
 
     Raises `BadRequest` for the first invalid value that is found. The error's `param` is the path of the value.
     """
-    limits = limits or RequestLimits()
     given = checks.body(body)
     _refuse_names(given)
     known = {name: PARAMETERS[name](value, name) for name, value in given.items() if name in PARAMETERS}
     _check_background(known)
-    check_number_of_tools(given.get("tools"), given.get("input"), maximum=limits.tools)
+    check_number_of_tools(given.get("tools"), given.get("input"))
     tools = check_tools(given.get("tools", []))
-    items = _items(given, limits)
+    items = _items(given)
     return CreateResponse(
         items=items,
         size=size,
         extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
         tools=tools,
-        tool_choice=check_tool_choice(given.get("tool_choice", "auto"), tools, items, max_length=limits.tools),
+        tool_choice=check_tool_choice(given.get("tool_choice", "auto"), tools, items),
         **known,
     )
 
@@ -241,12 +240,12 @@ def _check_background(known: dict[str, Any]) -> None:
         checks.unsupported(path, f"'{window}' needs 'background': true, no 'stream', and the service tier 'auto' or 'default'.")
 
 
-def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
+def _items(given: dict[str, Any]) -> list[Item]:
     """Return the items of vLLM's `previous_input_messages`, then those of the `input` (none for "" after other items)."""
-    previous = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
+    previous = parse_previous(given.get("previous_input_messages", []))
     if previous and given.get("input") == "":
         return previous
-    items = parse_input(given.get("input", []), max_items=limits.items)
+    items = parse_input(given.get("input", []))
     for index, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
             checks.invalid(f"input[{index}]", "a 'compaction_trigger' must be the last input item.")

@@ -34,11 +34,11 @@ def _assistant_message(text: str) -> Item:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, "annotations": []}]}
 
 
-def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """Check an `input`, and return its items. A string becomes a user message. `max_items` limits the length of a list."""
+def parse_input(value: Any, path: str = "input") -> list[Item]:
+    """Check an `input`, and return its items. A string becomes a user message."""
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
-    return checks.each(item, max_length=max_items)(value, path)
+    return checks.each(item, max_length=checks.MAX_ITEMS)(value, path)
 
 
 def item(value: Any, path: str) -> Item:
@@ -140,17 +140,17 @@ _PREVIOUS = "previous_input_messages"
 _author_role = checks.among("user", "assistant", "system", "developer", "tool")
 
 
-def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
+def parse_previous(value: Any) -> list[Item]:
     """Convert the messages in `previous_input_messages` to items that precede the `input`.
 
     As in vLLM, system and developer messages are ignored, because only the request's own instructions apply. Raises
-    `BadRequest` if a message is invalid, or if there are more than `max_items` messages or items.
+    `BadRequest` if a message is invalid, or if there are more than `MAX_ITEMS` messages or items.
     """
     history = _PreviousMessages()
-    for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):
+    for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=checks.MAX_ITEMS)):
         path = f"{_PREVIOUS}[{index}]"
         history.add(checks.mapping(one, path), path)
-        checks.array(history.items, _PREVIOUS, max_length=max_items)  # one message can become many items
+        checks.array(history.items, _PREVIOUS, max_length=checks.MAX_ITEMS)  # one message can become many items
     return history.items
 
 

@@ -31,12 +31,12 @@ NOT_SERVED = frozenset(
 # -- definitions -------------------------------------------------------------------------------------------------------
 
 
-def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
-    """Raise `BadRequest` if the unchecked `tools` and `items` define more than `maximum` tools and namespaces."""
+def check_number_of_tools(tools: Any, items: Any) -> None:
+    """Raise `BadRequest` if the unchecked `tools` and `items` define more than `MAX_TOOLS` tools and namespaces."""
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
-    if number > maximum:
-        expected = f"Expected at most {maximum}, namespaces and input items included, but got {number}."
+    if number > checks.MAX_TOOLS:
+        expected = f"Expected at most {checks.MAX_TOOLS}, namespaces and input items included, but got {number}."
         checks.invalid("tools", f"too many tools. {expected}", "array_above_max_length")
 
 
@@ -207,8 +207,8 @@ _KIND_OF_ITEM = {type_: kind for kind in TOOL_KINDS.values() for type_ in kind.i
 _Key = tuple[Any, ...]
 
 
-def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
-    """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `max_length` tools.
+def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = ()) -> Any:
+    """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `MAX_TOOLS` tools.
 
     The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid, names
     a tool that is not in `tools` or `items`, or requires a call although there are no tools. For MCP tools, only the label of
@@ -219,7 +219,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
         known = _by_choice(offered(tools, items)).keys() | {_served_key(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
-        checked = _choice_object(choice, known, max_length)
+        checked = _choice_object(choice, known)
         mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
     if mode == "required" and not can_call:
         checks.invalid("tool_choice", "'required' must be specified with the 'tools' parameter.")
@@ -233,11 +233,11 @@ def choice_names(choice: dict[str, Any], functions: Sequence[OfferedFunction]) -
     return frozenset(name for key in set(map(_choice_key, chosen)) for name in index.get(key, ()))
 
 
-def _choice_object(choice: Any, known: Collection[_Key], max_length: int | None) -> dict[str, Any]:
+def _choice_object(choice: Any, known: Collection[_Key]) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
         return _one_choice(checked, "tool_choice", known, _CHOICES.keys() | {"allowed_tools"})
-    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=max_length))
+    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=checks.MAX_TOOLS))
     allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known, _CHOICES.keys()) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
