@@ -44,9 +44,7 @@ LOG_TTL_SECONDS = 24 * 60 * 60  # lifetime of a background response's event log 
 BASE = "0" * RANDOM_LENGTH
 """The `random` of a turn that contains the items of a conversation instead of a response's input and output."""
 
-IDS_AT_ONCE = 100  # maximum number of ids in one script call
-CALLS_AT_ONCE = 8
-"""Maximum number of calls in one round trip. Each call reads at most one turn."""
+CALLS_AT_ONCE = 8  # maximum number of responses whose items are read in one round trip
 
 _COMMIT, _GET, _DELETE, _RESOLVE = load("state", "commit", "get", "delete", "resolve")
 
@@ -126,30 +124,25 @@ class Responses:
         or OverBound if the data that is read exceeds `chain_bytes` or, once decoded, `chain_memory`.
         """
         wanted = list(dict.fromkeys(item_ids))
-        groups: dict[Address, list[str]] = {}
+        by_address: dict[Address, list[str]] = {}
         for item_id in wanted:
-            groups.setdefault(item_address(item_id), []).append(item_id)
-        calls = [
-            (of, ids[at : at + IDS_AT_ONCE], not at) for of, ids in groups.items() for at in range(0, len(ids), IDS_AT_ONCE)
-        ]
-        made: dict[Address, dict[str, Item]] = {address: {} for address in groups}
+            by_address.setdefault(item_address(item_id), []).append(item_id)
+        groups = list(by_address.items())
         found: dict[str, Item] = {}
         left = max_bytes = self._options.chain_bytes
         budget = MemoryBudget(self._options.chain_memory)
-        for begin in range(0, len(calls), CALLS_AT_ONCE):
-            some = calls[begin : begin + CALLS_AT_ONCE]
+        for begin in range(0, len(groups), CALLS_AT_ONCE):
+            some = groups[begin : begin + CALLS_AT_ONCE]
             asked: list[Call] = [
-                # The first call for a response reads its turn.
-                ([address.record, conversation_key(address.tag)], [owner, left, int(is_first), *ids])
-                for address, ids, is_first in some
+                ([address.record, conversation_key(address.tag)], [owner, left, *ids]) for address, ids in some
             ]
             replies = await self._client.scripts(_RESOLVE, asked)
-            for (address, ids, _), reply in zip(some, replies, strict=True):
+            for (address, ids), reply in zip(some, replies, strict=True):
                 size = 0 if reply == b"bound" else _size(reply)
                 left -= size
                 if reply == b"bound" or left < 0:
                     raise OverBound(f"The responses with the referenced items have more than {max_bytes} bytes.", param="input")
-                found |= await by_size(size, _items, address, ids, reply, made[address], budget)
+                found |= await by_size(size, _items, address, ids, reply, budget)
         return {item_id: found[item_id] for item_id in wanted}
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
@@ -319,14 +312,13 @@ def _size(reply: Sequence[bytes | None]) -> int:
     return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
 
 
-def _items(
-    address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item], budget: MemoryBudget
-) -> dict[str, Item]:
-    """Return a mapping from ids to the items in a reply. If the reply contains the response's turn, add its items to `made`."""
-    blob, *blobs = reply
-    for turn in unpack_turns([blob], budget) if blob is not None else []:
-        if turn.random == address.random:
-            made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
+def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], budget: MemoryBudget) -> dict[str, Item]:
+    """Return a mapping from ids to the items in a reply, which has the response's turn, if any, and a blob for each id."""
+    turn, *blobs = reply
+    made: dict[str, Item] = {}
+    for each in unpack_turns([turn], budget) if turn is not None else []:
+        if each.random == address.random:
+            made = {item["id"]: item for item in [*each.input, *each.output] if item.get("id")}
     found = {}
     for item_id, stored in zip(ids, blobs, strict=True):
         item = made.get(item_id) or (unpack_items([stored], budget)[0] if stored is not None else None)
