@@ -80,14 +80,12 @@ class _Subscriber:
         self._client = client
         self._node = node
         self._channels: set[bytes] = set()
-        self._wanted = asyncio.Event()
         # Channels to subscribe to (True) or to unsubscribe from (False).
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
     def subscribe(self, channel: bytes) -> None:
         self._channels.add(channel)
-        self._wanted.set()
         self._changes.put_nowait((channel, True))
 
     def unsubscribe(self, channel: bytes) -> None:
@@ -102,11 +100,11 @@ class _Subscriber:
     async def _run(self) -> None:
         pause = MIN_PAUSE
         while True:
-            await self._wanted.wait()
+            while not self._channels:
+                await self._changes.get()
             try:
                 await self._hand_over()
                 if not self._channels:
-                    self._wanted.clear()
                     continue
                 async with _connected(self._client.subscriber(self._node)) as connection:
                     pause = MIN_PAUSE
