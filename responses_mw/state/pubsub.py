@@ -112,6 +112,7 @@ class _Subscriber:
             except Exception as error:  # noqa: BLE001 (after any error, the next connection may work)
                 logger.debug("subscriptions are interrupted: %r", error)
             await raise_lost_cancellation()
+            self._changes = asyncio.Queue()  # the next connection begins with all channels
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
 

@@ -7,6 +7,7 @@ import gc
 import signal
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.processes import free_port
 from responses_mw.state import State, connect, pubsub
 from responses_mw.state.schema import stop_channel
 from tests.state.hearing import assert_confirmed, assert_heard
@@ -89,6 +90,17 @@ async def test_a_channel_that_is_left_and_joined_again_at_once_is_heard(open_sta
     with state.wakeups.on(CHANNEL, messages.put_nowait):
         await assert_confirmed(messages)
         await assert_heard(state, messages, "w", "resp_1")
+
+
+async def test_channels_that_come_and_go_do_not_pile_up_while_redis_is_away(open_state: OpenState) -> None:
+    state = open_state(f"redis://127.0.0.1:{free_port()}")
+    with state.wakeups.on(CHANNEL, lambda _: None):
+        for number in range(1000):
+            with state.wakeups.on(f"rmw:{{a}}:ev:{number}", lambda _: None):
+                pass
+        async with asyncio.timeout(20):
+            while state.wakeups.subscriber(CHANNEL.encode())._changes.qsize() > 0:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_subscription_takes_no_connection_from_commands(open_state: OpenState, valkey: Server) -> None:
