@@ -177,7 +177,8 @@ def _is_usable(hit: SearchHit, query: Query) -> bool:
     """Return whether the URL of `hit` is valid and passes the filters. Without filters, a result with a text needs no URL."""
     if not hit.url:
         return bool(hit.text) and not query.allowed and not query.blocked
-    return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)
+    is_url = hit.url.startswith(("http://", "https://")) and hit.url.isprintable() and len(hit.url) <= _MAX_URL
+    return is_url and query.admits(hit.url)
 
 
 def _failure(message: str, action: dict[str, Any]) -> ToolResult:

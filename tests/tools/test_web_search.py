@@ -211,7 +211,11 @@ async def test_domains_in_other_scripts_are_compared_as_they_stand_in_urls() -> 
 
 async def test_results_that_nobody_can_open_are_dropped() -> None:
     shelf = Shelf(
-        SearchHit("x", "javascript:alert(1)", "x"), SearchHit("x", "", ""), SearchHit("x", "https://a/" + "x" * 3000, "x"), A
+        SearchHit("x", "javascript:alert(1)", "x"),
+        SearchHit("x", "", ""),
+        SearchHit("x", "https://a/" + "x" * 3000, "x"),
+        SearchHit("x", "https://a/\nb", "x"),
+        A,
     )
     assert [one["url"] for one in (await search(shelf).call(asking("a"))).members["results"]] == [A.url]
 
