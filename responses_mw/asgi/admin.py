@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..engine.run import Drain
-from ..errors import APIError, StartupError, UpstreamError
+from ..errors import APIError, StartupError
 from ..network import address_family
 from ..settings.groups import ServerSettings
 from ..state import State, StateUnavailable, server_group
@@ -165,10 +165,7 @@ async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
 
 
 async def _check_upstream(upstream: Upstream) -> Finding:
-    try:
-        await upstream.models(Caller())
-    except UpstreamError as error:  # an upstream that refuses the credential is available
-        return Finding(error.message if error.status in (502, 503, 504) else "")
+    await upstream.probe(Caller())
     return Finding()
 
 

@@ -19,7 +19,7 @@ from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.types import ChatRequest
 from ..settings.groups import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification, listed, quickly
-from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
+from .errors import CRASH_AFTER, from_status, from_transport
 from .stream import ChatStream, ResponsesStream, check_values
 
 logger = logging.getLogger(__name__)
@@ -142,13 +142,13 @@ class Upstream:
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Check that the upstream responds within `CHECK_TIMEOUT` seconds and is not overloaded.
+        """Check that the upstream answers within `CHECK_TIMEOUT` seconds. Any status but 502, 503 and 504 is an answer.
 
         Raises `UpstreamError` with `is_overload` set if the check fails.
         """
         try:
             response = await quickly(self._fetch("GET", "/v1/models", caller))
-            if response.status_code in OVERLOAD or response.status_code == 504:
+            if response.status_code in (502, 503, 504):
                 raise await self._fault(response, caller)
         except UpstreamError as error:
             error.is_overload = True

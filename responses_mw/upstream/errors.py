@@ -48,7 +48,7 @@ _PARAMS = {
     "max_completion_tokens": "max_output_tokens",
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
-OVERLOAD = frozenset({429, 502, 503})
+_OVERLOAD = frozenset({429, 502, 503})
 """Statuses after which the same request may succeed later. Normally, no server has processed it (but see `CRASH_AFTER`)."""
 CRASH_AFTER = 1.0
 """Seconds after which a gateway's 502 means that a server received the request and failed. A gateway without a server answers
@@ -104,7 +104,7 @@ def from_status(
         kind = UpstreamBrokeOff if has_crashed else UpstreamError
         error = kind(message, status=status if status in (503, 504) else 502, code=fault.code, headers=_sendable(headers))
     error.upstream_status = status
-    error.is_overload = status in OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
+    error.is_overload = status in _OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
     error.retry_after = _retry_after(headers)
     return error
 

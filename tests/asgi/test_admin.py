@@ -169,17 +169,26 @@ async def test_the_configuration_of_redis_is_required_even_when_it_was_right_bef
         redis.kill()
 
 
-async def test_an_upstream_that_wants_a_credential_lives(redis_url: str, port: int) -> None:
-    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+@pytest.mark.parametrize(
+    ("status", "page", "key"),
+    [
+        pytest.param(401, b'{"error": {"message": "no"}}', None, id="wants a credential"),
+        pytest.param(401, b'{"error": {"message": "no"}}', "wrong", id="refuses the operator's key"),
+        pytest.param(200, b"<html>Welcome</html>", None, id="lists no models"),
+    ],
+)
+async def test_an_upstream_that_answers_lives(redis_url: str, port: int, status: int, page: bytes, key: str | None) -> None:
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             for kind in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{kind}.complete"})
             return
-        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": "http.response.body", "body": b'{"error": {"message": "no"}}'})
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": page})
 
-    app = ResponsesMiddleware(refusing, make_settings(redis__url=redis_url, jobs__concurrency=0, server__admin_port=port))
+    settings = make_settings(redis__url=redis_url, jobs__concurrency=0, server__admin_port=port, upstream__api_key=key)
+    app = ResponsesMiddleware(answering, settings)
     async with client(port) as admin, lifespan(app):
         ready = (await get(admin, "/readyz")).json()
         assert ready["ready"]
