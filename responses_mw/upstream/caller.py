@@ -16,21 +16,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
 
 from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
-from .errors import from_transport
 from .stream import check_values
+
+if TYPE_CHECKING:
+    from .client import Upstream
 
 REFUSALS = frozenset({401, 403})
 """Statuses of responses that refuse a credential."""
@@ -72,8 +73,6 @@ class Caller:
 ACCEPTED_FOR = 30.0
 """Seconds that an accepted credential is cached."""
 MAX_ACCEPTED = 10_000
-CHECK_TIMEOUT = 10.0
-"""Timeout in seconds of a request that needs no model. Reads and cancels would otherwise wait for `upstream.timeout`."""
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
 """Statuses of the response to the list of models that do not show whether the credential is accepted."""
@@ -84,26 +83,12 @@ _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session
 _OF_THE_HOST = frozenset({"user", "auth", "session"})
 """Members of the ASGI scope that the host application's middleware sets to identify the caller."""
 
-Fetch = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
-"""Sends a request with a method, path, caller and body. Raises `UpstreamError` if there is no response."""
-FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
-
-
-async def quickly(answer: Awaitable[httpx.Response]) -> httpx.Response:
-    """Return the result of `answer`. Raises `UpstreamTimeout` if there is none after `CHECK_TIMEOUT` seconds."""
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT):
-            return await answer
-    except TimeoutError as error:
-        raise from_transport(error) from error
-
 
 class Verification:
     """Checks credentials at one upstream. `chat_path` is the upstream's path for chats or responses."""
 
-    def __init__(self, fetch: Fetch, fault_of: FaultOf, *, chat_path: str) -> None:
-        self._fetch = fetch
-        self._fault_of = fault_of
+    def __init__(self, upstream: Upstream, *, chat_path: str) -> None:
+        self._upstream = upstream
         self._chat_path = chat_path
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Expiry of each accepted credential, in order of last use."""
@@ -153,17 +138,18 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        answer = await quickly(self._fetch("GET", "/v1/models", caller, b""))
+        answer = await self._upstream.fetch("GET", "/v1/models", caller)
         models = listed(answer)
         if answer.status_code >= 300 and answer.status_code not in _INCONCLUSIVE:
             raise await self._refusal(answer, caller)
         if models is not None:
-            answer = await quickly(self._fetch("POST", self._chat_path, caller, b"{}"))
+            answer = await self._upstream.fetch("POST", self._chat_path, caller, b"{}")
             if answer.status_code < 300 or answer.status_code in _INVALID:
                 return
             if answer.status_code in REFUSALS:
                 raise await self._refusal(answer, caller)
-        answer = await self._fetch("POST", self._chat_path, caller, orjson.dumps(self._smallest(models)))
+        smallest = orjson.dumps(self._smallest(models))
+        answer = await self._upstream.fetch("POST", self._chat_path, caller, smallest, is_quick=False)
         if answer.status_code >= 300:
             refusal = await self._refusal(answer, caller)
             if not models:  # the upstream's message may quote the model, which another caller chose
@@ -177,7 +163,7 @@ class Verification:
         return {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
 
     async def _refusal(self, response: httpx.Response, caller: Caller) -> Unauthorized | UpstreamError:
-        fault = await self._fault_of(response, caller)
+        fault = await self._upstream.fault(response, caller)
         if fault.status in REFUSALS:
             refusal = Unauthorized(fault.message)
             refusal.upstream_status = fault.upstream_status

@@ -18,7 +18,7 @@ from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, TRANSFORMERS, Dialect
 from ..protocol.types import ChatRequest
 from ..settings.groups import UpstreamSettings
-from .caller import REFUSALS, Caller, Verification, listed, quickly
+from .caller import REFUSALS, Caller, Verification, listed
 from .errors import CRASH_AFTER, from_status, from_transport
 from .stream import ChatStream, ResponsesStream, check_values
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 Stream = TypeVar("Stream", bound=ChatStream)
 
+CHECK_TIMEOUT = 10.0
+"""Timeout in seconds of a request that any server answers at once, such as a check of a credential or a list of models."""
 CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for a connection to the upstream. Even a busy server accepts connections at once."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
@@ -50,7 +52,7 @@ class Upstream:
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
-        self._verification = Verification(self._fetch, self._fault, chat_path=path)
+        self._verification = Verification(self, chat_path=path)
 
     async def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """Send the chat request `body`, and return the answer once it has begun. The caller must close it.
@@ -67,7 +69,7 @@ class Upstream:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
-        response = await self._fetch("GET", "/v1/models", caller)
+        response = await self.fetch("GET", "/v1/models", caller)
         await self._check(response, caller)
         models = listed(response)
         if models is None:
@@ -79,14 +81,14 @@ class Upstream:
 
         Raises `UpstreamError` if the request fails, or if the response is not JSON, compressed or too large.
         """
-        return await self._json(await self._fetch("GET", path, caller), caller)
+        return await self._json(await self.fetch("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
         """Post `body` to an endpoint other than completions, and return the decoded JSON response.
 
         Raises the same errors as `get`. The response may have at most `max_bytes` bytes.
         """
-        return await self._json(await self._fetch("POST", path, caller, orjson.dumps(body), max_bytes), caller)
+        return await self._json(await self.fetch("POST", path, caller, orjson.dumps(body), max_bytes, is_quick=False), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         await self._check(response, caller)
@@ -107,15 +109,15 @@ class Upstream:
         Raises `UpstreamError` if the upstream is overloaded, fails, cannot be reached or refuses the operator's key.
         """
         if self._dialect is None:
-            response = await self._fetch("GET", "/v1/models", caller)
+            response = await self.fetch("GET", "/v1/models", caller)
             models = listed(response)
             if models is None:
                 if response.status_code >= 300:
-                    error = await self._fault(response, caller)
+                    error = await self.fault(response, caller)
                     if error.is_overload or error.status in (502, 503, 504):
                         raise error
                 return OPENAI  # if the upstream refuses this caller, its error for the chat request gives the reason
-            self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
+            self._dialect = await detect(models, lambda path: self.fetch("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
@@ -147,9 +149,9 @@ class Upstream:
         Raises `UpstreamError` with `is_overload` set if the check fails.
         """
         try:
-            response = await quickly(self._fetch("GET", "/v1/models", caller))
+            response = await self.fetch("GET", "/v1/models", caller)
             if response.status_code in (502, 503, 504):
-                raise await self._fault(response, caller)
+                raise await self.fault(response, caller)
         except UpstreamError as error:
             error.is_overload = True
             raise
@@ -173,28 +175,39 @@ class Upstream:
         self._verification.chat_accepted(caller, body["model"])
         return stream
 
-    async def _fetch(
-        self, method: str, path: str, caller: Caller, content: bytes = b"", max_bytes: int = MAX_BODY
+    async def fetch(
+        self,
+        method: str,
+        path: str,
+        caller: Caller,
+        content: bytes = b"",
+        max_bytes: int = MAX_BODY,
+        *,
+        is_quick: bool = True,
     ) -> httpx.Response:
-        """Return the response with its whole body.
+        """Return the response with its whole body. The timeout is `CHECK_TIMEOUT` if `is_quick`, else `upstream.timeout`.
 
         Raises `UpstreamError` if there is no response, or if its body is too large or compressed. In an error response, such a
         body is returned as empty.
         """
-        response = await self._send(method, path, caller, content)
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT if is_quick else self._settings.timeout):
+                response = await self._send(method, path, caller, content)
+                body = await self._body(response, max_bytes)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise from_transport(error) from error
+        return httpx.Response(response.status_code, headers=response.headers, content=body)
+
+    async def _body(self, response: httpx.Response, max_bytes: int) -> bytes:
         is_fault = response.status_code >= 300
         try:
-            async with asyncio.timeout(self._settings.timeout):
-                body = await read_body(response, MAX_ERROR_BODY if is_fault else max_bytes)
+            return await read_body(response, MAX_ERROR_BODY if is_fault else max_bytes)
         except BodyRefused as error:
             if not is_fault:
                 raise UpstreamError(f"The upstream sent {error}.") from None
-            body = b""
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise from_transport(error) from error
+            return b""
         finally:
             await response.aclose()
-        return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Send a request, and return the response without reading its body. Raises `UpstreamError` if there is no response.
@@ -242,9 +255,10 @@ class Upstream:
 
     async def _check(self, response: httpx.Response, caller: Caller) -> None:
         if response.status_code >= 300:
-            raise await self._fault(response, caller)
+            raise await self.fault(response, caller)
 
-    async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
+    async def fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
+        """Return the error for a response with a status of 300 or more."""
         try:
             async with asyncio.timeout(self._settings.idle_timeout):
                 body = response.content if response.is_closed else await read_body(response, MAX_ERROR_BODY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from responses_mw.errors import Unauthorized, UpstreamError, UpstreamTimeout
 from responses_mw.upstream import Caller, Standing, Upstream
 from responses_mw.upstream import caller as caller_module
+from responses_mw.upstream import client as client_module
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
@@ -111,9 +113,21 @@ async def test_an_upstream_that_hangs_does_not_hold_the_check(path: str, monkeyp
             await Signal().wait(None)
         await server(scope, receive, send)
 
-    monkeypatch.setattr(caller_module, "CHECK_TIMEOUT", 0.1)
+    monkeypatch.setattr(client_module, "CHECK_TIMEOUT", 0.1)
     with pytest.raises(UpstreamTimeout):
         await before(app).verify(caller())
+
+
+async def test_an_upstream_that_hangs_does_not_hold_what_needs_its_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Signal().wait(None)
+
+    monkeypatch.setattr(client_module, "CHECK_TIMEOUT", 0.1)
+    upstream = before(app)
+    for ask in (upstream.dialect(caller()), upstream.model(None, caller()), upstream.get("/info", caller())):
+        with pytest.raises(UpstreamTimeout):
+            async with asyncio.timeout(30):
+                await ask
 
 
 async def test_a_credential_is_more_than_the_authorization() -> None:
