@@ -29,11 +29,10 @@ _BOM = b"\xef\xbb\xbf"
 class SSEDecoder:
     """An incremental decoder. Its work is linear in the length of a frame, even if the frame arrives in many reads."""
 
-    __slots__ = ("_after_cr", "_pending", "_size")
+    __slots__ = ("_after_cr", "_pending")
 
     def __init__(self) -> None:
-        self._pending: list[bytes] = []
-        self._size = 0
+        self._pending = bytearray()
         self._after_cr = False
 
     @property
@@ -48,32 +47,23 @@ class SSEDecoder:
         if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)
         if self._pending:
-            # The two line breaks that end a frame may arrive in two reads.
-            if b"\n\n" not in data and not (data.startswith(b"\n") and self._pending[-1].endswith(b"\n")):
-                self._hold(data)
-                return []
-            data = self._take_pending(data)
+            searched = len(self._pending) - 1  # the two line breaks that end a frame may arrive in two reads
+            self._pending += data
+            data = self._take_pending() if self._pending.find(b"\n\n", searched) >= 0 else b""
         *blocks, rest = data.split(b"\n\n")
-        self._hold(rest)
+        self._pending += rest
+        if len(self._pending) > MAX_FRAME:
+            raise UpstreamError(f"The upstream sent a frame of more than {MAX_FRAME} bytes.")
         return [payload for block in blocks if (payload := _payload(block))]
 
     def flush(self) -> list[bytes]:
         """Return the data of an unterminated frame at the end of the stream, if any."""
-        payload = _payload(self._take_pending(b""))
+        payload = _payload(self._take_pending())
         return [payload] if payload else []
 
-    def _hold(self, data: bytes) -> None:
-        if not data:
-            return
-        self._pending.append(data)
-        self._size += len(data)
-        if self._size > MAX_FRAME:
-            raise UpstreamError(f"The upstream sent a frame of more than {MAX_FRAME} bytes.")
-
-    def _take_pending(self, data: bytes) -> bytes:
-        whole = b"".join([*self._pending, data])
+    def _take_pending(self) -> bytes:
+        whole = bytes(self._pending)
         self._pending.clear()
-        self._size = 0
         return whole
 
     def _unify(self, data: bytes) -> bytes:
