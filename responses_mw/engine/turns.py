@@ -228,7 +228,10 @@ class TurnLoop:
         run.tokens_kept = prefix.prefill.tokens
         maximum = run.request.max_output_tokens
         is_full = broken is not None and maximum is not None and prefix.prefill.tokens >= maximum
-        turn = broken if is_full else await self._backend.begin(run, prefix.prefill)
+        turn = broken
+        if not is_full:
+            turn = await self._backend.begin(run, prefix.prefill)
+            turn.span.continues(run.tokens_kept)
         run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
         if is_full:
             run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})

@@ -45,6 +45,7 @@ class TurnSpan:
         self._model = str(chat.get("model", ""))
         self._usage_before = _usage(document)
         self._items_before = len(document["output"] or ())
+        self._tokens_kept = 0
         self._first_read: float | None = None
         self._result: dict[str, Any] = {}
         self._is_ended = False
@@ -58,6 +59,10 @@ class TurnSpan:
     def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return a copy of `headers` with this turn's trace context."""
         return with_trace_context(headers, self._span)
+
+    def continues(self, tokens: int) -> None:
+        """Record that the answer continues an interrupted one of `tokens` tokens, which the usage of the turn will include."""
+        self._tokens_kept = tokens
 
     def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
         """Record that the answer has started. `first_chunk` contains the id and the model of the completion."""
@@ -117,7 +122,7 @@ class TurnSpan:
             counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
         if error or self._first_read is None or not self._chat.get("stream"):
             return
-        to_first, tokens_out = self._first_read - self._started, used[1]
+        to_first, tokens_out = self._first_read - self._started, used[1] - self._tokens_kept
         metrics.TIME_TO_FIRST_CHUNK.record(to_first, attributes)
         if tokens_out > 1:
             metrics.TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)

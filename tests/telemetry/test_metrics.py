@@ -190,6 +190,18 @@ def test_a_turn_counts_its_own_tokens_only() -> None:
     assert per_token == pytest.approx((whole - recorded("count", TIME_TO_FIRST_CHUNK)[("counted",)]) / 4)
 
 
+def test_the_time_per_token_of_a_continued_turn_is_that_of_its_own_tokens() -> None:
+    doc = document()
+    turn = TurnSpan({**CHAT, "model": "continued"}, doc, "continue")
+    turn.continues(100)
+    turn.answer_started({})
+    doc["usage"] = {"input_tokens": 27, "output_tokens": 105}
+    turn.finish("stop")
+    per_token = recorded("continue", TIME_PER_OUTPUT_TOKEN)[("continued",)]
+    whole = recorded("continue", DURATION)[("continued",)]
+    assert per_token == pytest.approx((whole - recorded("continue", TIME_TO_FIRST_CHUNK)[("continued",)]) / 4)
+
+
 def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_is_not() -> None:
     failing, cancelled = (TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), "fail") for _ in range(2))
     failing.fail(ValueError("a secret"))
