@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache, partial
 
 import pytest
 
@@ -18,31 +19,37 @@ def launch() -> Iterator[Launch]:
         yield launcher(stack)
 
 
-@pytest.fixture(scope="session", params=levels())
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A sandbox that all tests share: each must leave it well."""
+@pytest.fixture(scope="package")
+def shared() -> Iterator[Launch]:
+    """Starts a sandbox that all tests share, or gives it if it runs: each test must leave it well.
+
+    It has few containers: those that are left idle take CPU time, because their memory is checked.
+    """
     with ExitStack() as stack:
-        yield launcher(stack)(request.param)
+        yield cache(partial(launcher(stack), max_containers=6))
 
 
-@pytest.fixture(scope="session", params=levels())
-def hasty(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+@pytest.fixture(scope="package", params=levels())
+def sandbox(request: pytest.FixtureRequest, shared: Launch) -> Sandbox:
+    """A sandbox at each level."""
+    return shared(request.param)
+
+
+@pytest.fixture(scope="package", params=levels())
+def hasty(request: pytest.FixtureRequest, shared: Launch) -> Sandbox:
     """A sandbox whose calls end after three seconds: for those that would not end by themselves."""
-    with ExitStack() as stack:
-        yield launcher(stack)(request.param, call_timeout=3)
+    return shared(request.param, call_timeout=3)
 
 
-@pytest.fixture(scope="session")
-def restricted() -> Iterator[Sandbox]:
+@pytest.fixture(scope="package")
+def restricted(shared: Launch) -> Sandbox:
     """The chart's default: all containers have the service's user, and there are no namespaces."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to take rights away")
-    with ExitStack() as stack:
-        yield launcher(stack)("restricted")
+    return shared("restricted")
 
 
-@pytest.fixture(scope="session")
-def best() -> Iterator[Sandbox]:
+@pytest.fixture(scope="package")
+def best(shared: Launch) -> Sandbox:
     """A sandbox at the strongest level, for what does not depend on it."""
-    with ExitStack() as stack:
-        yield launcher(stack)(levels()[0])
+    return shared(levels()[0])
