@@ -25,6 +25,7 @@ from responses_mw import ResponsesMiddleware, create_app
 from responses_mw.asgi import http_responses
 from tests.support.cluster import running_cluster
 from tests.support.configured import make_settings
+from tests.support.forkserver import ForkServer
 from tests.support.scripted import ScriptedUpstream
 from tests.support.servers import PATIENCE, Apps, Ours, serving
 
@@ -86,6 +87,13 @@ def portal() -> Iterator[BlockingPortal]:
     """The event loop of all the servers, in a thread of its own."""
     with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
         yield portal
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Runs `responses-mw` in processes of their own."""
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

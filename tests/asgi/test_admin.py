@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from tests.support.forkserver import ForkServer
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
 
@@ -224,7 +223,9 @@ async def test_a_worker_of_a_server_starts_while_another_has_the_admin_port(monk
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("command", ["serve", "worker"])
-def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: str, redis_url: str) -> None:
+def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(
+    fork_server: ForkServer, command: str, redis_url: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = [
             "--upstream=http://127.0.0.1:1",
@@ -233,9 +234,7 @@ def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: st
             "--server.log-level=error",
         ]
         flags += [f"--server.admin-port={taken.getsockname()[1]}", *(["--port=0"] if command == "serve" else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "responses_mw", command, *flags], capture_output=True, text=True, check=False
-        )
+        done = fork_server.run(command, *flags)
     assert done.returncode in (1, 3)
     assert "cannot be opened: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr

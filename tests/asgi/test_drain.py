@@ -23,6 +23,7 @@ from tests.support.servers import PATIENCE, Ours, wait_until_serving
 from tests.support.websocket import opened
 
 if TYPE_CHECKING:
+    from tests.support.forkserver import ForkServer, Process
     from tests.support.scripted import Answer, ScriptedUpstream
     from tests.support.servers import Apps, Serve, Start
 
@@ -30,20 +31,24 @@ BODY = {"model": "tiny", "input": "Hi"}
 FAILED = {"code": "server_error", "message": "The server is shutting down."}
 
 
-class Process(Ours):
+class ServerProcess(Ours):
     """A server process, with its log in a file."""
 
-    def __init__(self, log: Path, *command: str, **variables: str) -> None:
+    def __init__(self, fork_server: ForkServer, log: Path, *command: str, **variables: str) -> None:
         port = free_port()
         super().__init__(f"http://127.0.0.1:{port}")
         self.log = log
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command, f"--port={port}"],
-                env={**os.environ, **variables},
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-            )
+        self.process: Process
+        if command:
+            with log.open("wb") as stream:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", *command, f"--port={port}"],
+                    env={**os.environ, **variables},
+                    stdout=subprocess.DEVNULL,
+                    stderr=stream,
+                )
+        else:
+            self.process = fork_server.start("serve", f"--port={port}", stderr=log, env=variables)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -65,15 +70,17 @@ class Process(Ours):
         assert "Traceback" not in self.log.read_text()
 
 
-Launch = Callable[..., Process]
+Launch = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def launch(serve: Serve, upstream: ScriptedUpstream, redis_url: str, tmp_path: Path) -> Iterator[Launch]:
+def launch(
+    fork_server: ForkServer, serve: Serve, upstream: ScriptedUpstream, redis_url: str, tmp_path: Path
+) -> Iterator[Launch]:
     """Starts a server, by default `responses-mw serve`."""
     with ExitStack() as stack:
 
-        def launch(*command: str, drain_timeout: float = 0.2, admin_port: int = 0) -> Process:
+        def launch(*command: str, drain_timeout: float = 0.2, admin_port: int = 0) -> ServerProcess:
             settings = {
                 "UPSTREAM_URL": serve(upstream),
                 "REDIS_URL": redis_url,
@@ -82,7 +89,7 @@ def launch(serve: Serve, upstream: ScriptedUpstream, redis_url: str, tmp_path: P
                 "SERVER_ADMIN_PORT": str(admin_port),
             }
             variables = {f"RESPONSES_MW_{name}": value for name, value in settings.items()}
-            process = Process(tmp_path / "log", *(command or ("responses_mw", "serve")), **variables)
+            process = ServerProcess(fork_server, tmp_path / "log", *command, **variables)
             stack.callback(process.process.wait)
             stack.callback(process.process.kill)
             wait_until_serving(process.url, process.process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from tests.cache.asking import EmbeddingServer, settings
 from tests.support.valkey import Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from tests.support.forkserver import ForkServer
     from tests.support.servers import Serve
     from tests.support.valkey import Plain
 
     OpenCache = Callable[..., Cache]
+    RunCommand = Callable[..., Awaitable[tuple[int, str]]]
 
 
 @pytest.fixture(scope="session")
@@ -80,3 +83,14 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) 
 def cache(open_cache: OpenCache) -> Cache:
     """A cache in the empty server."""
     return open_cache()
+
+
+@pytest.fixture
+def run(fork_server: ForkServer) -> RunCommand:
+    """Runs `responses-mw cache` with these arguments, and gives its exit status and what it printed."""
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        done = await asyncio.to_thread(fork_server.run, "cache", *arguments)
+        return done.returncode, done.stdout + done.stderr
+
+    return run

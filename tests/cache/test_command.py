@@ -11,19 +11,13 @@ from tests.cache.asking import ALICE, BOB, ask, key
 
 if TYPE_CHECKING:
     from responses_mw.cache import Cache
+    from tests.cache.conftest import RunCommand
     from tests.support.valkey import Server
 
 
-async def run(*arguments: str) -> tuple[int, str]:
-    """Its exit status, and what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "responses_mw", "cache", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    printed, _ = await process.communicate()
-    return process.returncode or 0, printed.decode()
-
-
-async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(cache: Cache, plain_server: Server) -> None:
+async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(
+    run: RunCommand, cache: Cache, plain_server: Server
+) -> None:
     for owner in (ALICE, BOB):
         await ask(cache, key(cache, owner=owner), answer="Paris.")
     redis = f"--redis={plain_server.url}"
@@ -49,7 +43,7 @@ async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs()
     assert b"Traceback" not in printed
 
 
-async def test_the_command_reports_its_errors() -> None:
+async def test_the_command_reports_its_errors(run: RunCommand) -> None:
     for arguments, said in (
         (["stats"], "--redis"),
         (["stats", "--redis=redis://127.0.0.1:1"], "unavailable"),

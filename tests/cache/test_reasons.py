@@ -11,12 +11,11 @@ from responses_mw.cache import Miss, Policy
 from responses_mw.cache.embeddings import MAX_TEXT_LENGTH
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.cache.asking import EXACT, SEMANTIC, EmbeddingServer, ask, granted, key
-from tests.cache.test_command import run
 from tests.support.scripted import completion
 
 if TYPE_CHECKING:
     from responses_mw.cache import Cache
-    from tests.cache.conftest import OpenCache
+    from tests.cache.conftest import OpenCache, RunCommand
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve, Start
 
@@ -100,7 +99,7 @@ async def test_a_request_that_is_never_cached_says_why(
     assert counted(f"uncacheable:{cause}") == before + 1
 
 
-async def test_the_command_explains_two_texts(serve: Serve, embedding_server: EmbeddingServer) -> None:
+async def test_the_command_explains_two_texts(run: RunCommand, serve: Serve, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 0.97)
     embedding_server.vectors[FINLAND] = embedding_server.vectors[Q]
     flags = [

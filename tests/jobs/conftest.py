@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from tests.support.configured import flag
 from tests.support.servers import Ours
 
 if TYPE_CHECKING:
+    from tests.support.forkserver import ForkServer
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve, Start
 
@@ -43,12 +42,10 @@ def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
 class Server:
     """`responses-mw serve` or `worker` as a process of its own."""
 
-    def __init__(self, command: str, settings: dict[str, Any]) -> None:
+    def __init__(self, fork_server: ForkServer, command: str, settings: dict[str, Any]) -> None:
         flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]
-        self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
+        self.process = fork_server.start(command, *flags)
         self.port = settings.get("port", 0)
-        assert self.process.stdout is not None
-        self.process.stdout.readline()  # it says that it begins
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -73,7 +70,7 @@ Run = Callable[..., Server]
 
 
 @pytest.fixture
-def run(redis_url: str, upstream_url: str) -> Iterator[Run]:
+def run(fork_server: ForkServer, redis_url: str, upstream_url: str) -> Iterator[Run]:
     with ExitStack() as stack:
 
         def run(command: str = "serve", **settings: Any) -> Server:
@@ -85,11 +82,9 @@ def run(redis_url: str, upstream_url: str) -> Iterator[Run]:
             }
             if command == "serve":
                 settings["port"] = free_port()
-            server = Server(command, {**defaults, **settings})
+            server = Server(fork_server, command, {**defaults, **settings})
             stack.callback(server.process.wait)
             stack.callback(server.process.kill)
-            assert server.process.stdout is not None
-            stack.callback(server.process.stdout.close)
             return server
 
         yield run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from starlette.types import ASGIApp, Message
 
+    from tests.support.forkserver import Process
     from tests.support.scripted import ScriptedUpstream
 
     Serve = Callable[..., str]
@@ -167,7 +167,7 @@ async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
         assert sent[-1] == {"type": "lifespan.shutdown.complete"}
 
 
-def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_until_serving(url: str, process: Process) -> None:
     deadline = time.monotonic() + 60
     while True:
         assert process.poll() is None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
@@ -20,12 +17,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from benchmarks.processes import free_port
 from tests.support.configured import flag
-from tests.support.paths import ROOT
 from tests.support.servers import Ours
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from tests.support.forkserver import ForkServer
     from tests.support.servers import Serve
 
     Start = Callable[..., "Command"]
@@ -129,16 +126,12 @@ def _value(value: Any) -> Any:
 class Command:
     """A process that runs `responses-mw serve` or `worker`."""
 
-    def __init__(self, command: str, settings: dict[str, Any], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, fork_server: ForkServer, command: str, settings: dict[str, Any], environment: dict[str, str], log: Path
+    ) -> None:
         flags = [f"{flag(name)}={value}" for name, value in settings.items()]
         self._log = log
-        with log.open("wb") as written:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "responses_mw", command, *flags],
-                stdout=subprocess.DEVNULL,
-                stderr=written,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            )
+        self.process = fork_server.start(command, *flags, stderr=log, env=environment)
         self.ours = Ours(f"http://127.0.0.1:{settings.get('port', 0)}")
         self.admin = Ours(f"http://127.0.0.1:{settings['server__admin_port']}")
 
@@ -195,7 +188,9 @@ def environment(serve: Serve, collector: Collector) -> dict[str, str]:
 
 
 @pytest.fixture
-async def start(upstream_url: str, redis_url: str, environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Start]:
+async def start(
+    fork_server: ForkServer, upstream_url: str, redis_url: str, environment: dict[str, str], tmp_path: Path
+) -> AsyncIterator[Start]:
     """Start `serve` or `worker` with settings and further variables."""
     async with AsyncExitStack() as stack:
 
@@ -209,7 +204,7 @@ async def start(upstream_url: str, redis_url: str, environment: dict[str, str], 
                 **ports,
             }
             log = tmp_path / f"{command}-{time.monotonic_ns()}.log"
-            started = Command(command, {**common, **settings}, {**environment, **(variables or {})}, log)
+            started = Command(fork_server, command, {**common, **settings}, {**environment, **(variables or {})}, log)
             stack.callback(started.end)
             stack.push_async_callback(started.ours.aclose)
             stack.push_async_callback(started.admin.aclose)

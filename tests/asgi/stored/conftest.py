@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,10 +18,11 @@ if TYPE_CHECKING:
 
     import openai
 
+    from tests.support.forkserver import Forked, ForkServer
     from tests.support.servers import Serve, Start
 
     StartServer = Callable[..., Server]
-    StartProcess = Callable[..., tuple[Ours, subprocess.Popen[bytes]]]
+    StartProcess = Callable[..., tuple[Ours, Forked]]
 
 
 @pytest.fixture
@@ -82,15 +81,14 @@ def upstream_url(serve: Serve, upstream: Echo) -> str:
 
 
 @pytest.fixture
-def start_process() -> Iterator[StartProcess]:
+def start_process(fork_server: ForkServer) -> Iterator[StartProcess]:
     """Starts `responses-mw serve` as a process of its own, which may be killed."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Forked] = []
 
-    def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:
+    def start(upstream_url: str, **settings: str) -> tuple[Ours, Forked]:
         port = free_port()
         flags = [part for name, value in settings.items() for part in (flag(name), value)]
-        command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = fork_server.start("serve", "--upstream", upstream_url, "--port", str(port), *flags)
         processes.append(process)
         url = f"http://127.0.0.1:{port}"
         wait_until_serving(url, process)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -19,19 +18,27 @@ from tests.support.configured import flag
 from tests.support.echo import said, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.asgi.stored.conftest import StartProcess, StartServer
     from tests.support.echo import Echo
+    from tests.support.forkserver import ForkServer
     from tests.support.servers import Start
     from tests.support.valkey import Server
 
+    Check = Callable[..., subprocess.CompletedProcess[str]]
 
-def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """`responses-mw serve --check`"""
-    flags = [part for name, value in settings.items() for part in (flag(name), value)]
-    command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--port=0", "--upstream", upstream_url, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+@pytest.fixture
+def check(fork_server: ForkServer, upstream_url: str) -> Check:
+    """Runs `responses-mw serve --check` with these flags and settings."""
+
+    def check(*flags: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        flags += tuple(part for name, value in settings.items() for part in (flag(name), value))
+        return fork_server.run("serve", "--check", "--port=0", "--upstream", upstream_url, *flags)
+
+    return check
 
 
 # -- embedded ------------------------------------------------------------------------------------------------------------
@@ -69,9 +76,11 @@ async def test_with_a_data_directory_all_is_there_after_a_restart(
     await ours.aclose()
 
 
-def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstream_url: str, tmp_path: Path) -> None:
+def test_a_data_directory_in_use_is_refused(
+    start_process: StartProcess, upstream_url: str, check: Check, tmp_path: Path
+) -> None:
     start_process(upstream_url, redis__data_dir=str(tmp_path))
-    checked = check(upstream_url, redis__data_dir=str(tmp_path))
+    checked = check(redis__data_dir=str(tmp_path))
     assert checked.returncode == 1
     assert "in use" in checked.stderr
     assert "Traceback" not in checked.stderr
@@ -80,9 +89,9 @@ def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstrea
 # -- readiness -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, upstream_url: str) -> None:
+def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, check: Check) -> None:
     valkey = start_valkey("--maxmemory", "100mb")
-    checked = check(upstream_url, redis__url=valkey.url)
+    checked = check(redis__url=valkey.url)
     assert checked.returncode == 0, checked.stderr
     assert "state:    Valkey" in checked.stdout
     assert "noeviction" in checked.stdout
@@ -90,37 +99,32 @@ def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartSer
     assert "appendonly is off" in checked.stdout
 
 
-def test_a_check_of_an_embedded_store_says_so(upstream_url: str) -> None:
-    checked = check(upstream_url)
+def test_a_check_of_an_embedded_store_says_so(check: Check) -> None:
+    checked = check()
     assert checked.returncode == 0, checked.stderr
     assert "(embedded)" in checked.stdout
 
 
-def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, upstream_url: str) -> None:
+def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, check: Check) -> None:
     valkey = start_valkey()
     valkey.kill()
-    checked = check(upstream_url, redis__url=valkey.url)
+    checked = check(redis__url=valkey.url)
     assert checked.returncode == 1
     assert "state:    The state store is unavailable" in checked.stderr
 
 
-def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: StartServer, upstream_url: str) -> None:
+def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(
+    start_valkey: StartServer, fork_server: ForkServer, upstream_url: str, check: Check
+) -> None:
     valkey = start_valkey("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-    refused = check(upstream_url, redis__url=valkey.url)
+    refused = check(redis__url=valkey.url)
     assert refused.returncode == 1
     assert "allkeys-lru" in refused.stderr
     assert "allow_eviction" in refused.stderr
-    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", "0", "--redis", valkey.url]
-    served = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    served = fork_server.run("serve", "--upstream", upstream_url, "--port", "0", "--redis", valkey.url)
     assert served.returncode != 0
     assert "allkeys-lru" in served.stderr
-    allowed = subprocess.run(
-        [*command[:4], "--check", "--port=0", "--redis.allow-eviction", *command[4:]],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    allowed = check("--redis.allow-eviction", redis__url=valkey.url)
     assert allowed.returncode == 0, allowed.stderr
 
 

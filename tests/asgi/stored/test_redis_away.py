@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.asgi.stored.conftest import StartProcess, StartServer
     from tests.support.echo import Echo
+    from tests.support.forkserver import Forked
     from tests.support.servers import Start
 
 TIMEOUT = 0.5
@@ -303,7 +303,7 @@ async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
     await ours.aclose()
 
 
-async def kill_in_the_middle(ours: Ours, process: subprocess.Popen[bytes], body: dict[str, Any]) -> None:
+async def kill_in_the_middle(ours: Ours, process: Forked, body: dict[str, Any]) -> None:
     async with ours.http.stream("POST", "/v1/responses", json=body) as response:
         async for line in response.aiter_lines():
             if "output_text.delta" in line:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +16,11 @@ from tests.support.websocket import opened
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.forkserver import Forked, ForkServer
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
 
-    StartProcess = Callable[[], subprocess.Popen[bytes]]
+    StartProcess = Callable[[], Forked]
 
 
 @pytest.fixture
@@ -30,14 +29,15 @@ def port() -> int:
 
 
 @pytest.fixture
-def start_process(serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int) -> Iterator[StartProcess]:
+def start_process(
+    fork_server: ForkServer, serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int
+) -> Iterator[StartProcess]:
     """Starts `responses-mw serve`, always at the same port."""
-    url, processes = serve(upstream), list[subprocess.Popen[bytes]]()
+    url = serve(upstream)
+    processes: list[Forked] = []
 
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "responses_mw", "serve"]
-        command += ["--upstream", url, "--redis", redis_url, "--port", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    def start() -> Forked:
+        process = fork_server.start("serve", "--upstream", url, "--redis", redis_url, "--port", str(port))
         processes.append(process)
         wait_until_serving(f"http://127.0.0.1:{port}", process)
         return process
