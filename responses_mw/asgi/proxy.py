@@ -65,7 +65,7 @@ class ReverseProxy:
         self._transport = transport
         self._own_path = base_path.encode()
         self._upstream = httpx.URL(upstream)
-        self._base_path = self._upstream.raw_path.partition(b"?")[0].rstrip(b"/")
+        self._base_path = self._upstream.raw_path.rstrip(b"/")
         self._passable = passable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -55,6 +55,12 @@ def _check_url(value: str) -> str:
     return value
 
 
+def _base(url: str) -> str:
+    if "?" in url or "#" in url:
+        raise ValueError("must not contain a query or a fragment, because paths are appended to it")
+    return url.rstrip("/")
+
+
 Duration = Annotated[float, _DURATION, Field(json_schema_extra={"format": "duration"})]
 """A number of seconds, or text with a unit, such as `30s` or `7d`."""
 WholeDuration = Annotated[int, _DURATION, Field(json_schema_extra={"format": "duration"})]
@@ -65,7 +71,8 @@ LIST = NoDecode, BeforeValidator(_split)
 Names = Annotated[list[str], *LIST]
 Secrets = Annotated[list[SecretStr], *LIST]
 URL = Annotated[str, AfterValidator(_check_url)]
-ServerURL = Annotated[URL, AfterValidator(lambda url: url.rstrip("/"))]
+ServerURL = Annotated[URL, AfterValidator(_base)]
+"""URL to which paths are appended, without a final slash."""
 BaseURL = Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/v1"))]
 """URL of a server without a final `/v1`."""
 

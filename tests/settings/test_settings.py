@@ -120,6 +120,8 @@ def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.Monk
     [
         {"upstream__url": "vllm:8000"},
         {"upstream__url": "ftp://vllm"},
+        {"upstream__url": "http://vllm?version=1"},
+        {"search__url": "http://searxng/#top"},
         {"upstream__dialect": "klingon"},
         {"server__base_path": "openai"},
         {"upstream__status_grace": -1},
