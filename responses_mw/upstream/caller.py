@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import orjson
@@ -29,9 +29,6 @@ import orjson
 from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
 from .stream import check_values
-
-if TYPE_CHECKING:
-    from .client import Upstream
 
 REFUSALS = frozenset({401, 403})
 """Statuses of responses that refuse a credential."""
@@ -87,8 +84,16 @@ _OF_THE_HOST = frozenset({"user", "auth", "session"})
 class Verification:
     """Checks credentials at one upstream. `chat_path` is the upstream's path for chats or responses."""
 
-    def __init__(self, upstream: Upstream, *, chat_path: str) -> None:
-        self._upstream = upstream
+    def __init__(
+        self,
+        fetch: Callable[..., Awaitable[httpx.Response]],
+        fault_of: Callable[[httpx.Response, Caller], Awaitable[UpstreamError]],
+        *,
+        chat_path: str,
+    ) -> None:
+        """`fetch` and `fault_of` are methods of `Upstream`."""
+        self._fetch = fetch
+        self._fault_of = fault_of
         self._chat_path = chat_path
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Expiry of each accepted credential, in order of last use."""
@@ -138,18 +143,18 @@ class Verification:
             self._accepted.popitem(last=False)
 
     async def _find_out(self, caller: Caller) -> None:
-        answer = await self._upstream.fetch("GET", "/v1/models", caller)
+        answer = await self._fetch("GET", "/v1/models", caller)
         models = listed(answer)
         if answer.status_code >= 300 and answer.status_code not in _INCONCLUSIVE:
             raise await self._refusal(answer, caller)
         if models is not None:
-            answer = await self._upstream.fetch("POST", self._chat_path, caller, b"{}")
+            answer = await self._fetch("POST", self._chat_path, caller, b"{}")
             if answer.status_code < 300 or answer.status_code in _INVALID:
                 return
             if answer.status_code in REFUSALS:
                 raise await self._refusal(answer, caller)
         smallest = orjson.dumps(self._smallest(models))
-        answer = await self._upstream.fetch("POST", self._chat_path, caller, smallest, is_quick=False)
+        answer = await self._fetch("POST", self._chat_path, caller, smallest, is_quick=False)
         if answer.status_code >= 300:
             refusal = await self._refusal(answer, caller)
             if not models:  # the upstream's message may quote the model, which another caller chose
@@ -163,7 +168,7 @@ class Verification:
         return {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
 
     async def _refusal(self, response: httpx.Response, caller: Caller) -> Unauthorized | UpstreamError:
-        fault = await self._upstream.fault(response, caller)
+        fault = await self._fault_of(response, caller)
         if fault.status in REFUSALS:
             refusal = Unauthorized(fault.message)
             refusal.upstream_status = fault.upstream_status

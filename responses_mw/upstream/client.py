@@ -52,7 +52,7 @@ class Upstream:
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
-        self._verification = Verification(self, chat_path=path)
+        self._verification = Verification(self._fetch, self._fault, chat_path=path)
 
     async def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """Send the chat request `body`, and return the answer once it has begun. The caller must close it.
@@ -69,7 +69,7 @@ class Upstream:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that `GET /v1/models` lists. Raises `UpstreamError` if the request fails or returns no list."""
-        response = await self.fetch("GET", "/v1/models", caller)
+        response = await self._fetch("GET", "/v1/models", caller)
         await self._check(response, caller)
         models = listed(response)
         if models is None:
@@ -81,14 +81,14 @@ class Upstream:
 
         Raises `UpstreamError` if the request fails, or if the response is not JSON, compressed or too large.
         """
-        return await self._json(await self.fetch("GET", path, caller), caller)
+        return await self._json(await self._fetch("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller, *, max_bytes: int = MAX_BODY) -> Any:
         """Post `body` to an endpoint other than completions, and return the decoded JSON response.
 
         Raises the same errors as `get`. The response may have at most `max_bytes` bytes.
         """
-        return await self._json(await self.fetch("POST", path, caller, orjson.dumps(body), max_bytes, is_quick=False), caller)
+        return await self._json(await self._fetch("POST", path, caller, orjson.dumps(body), max_bytes, is_quick=False), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         await self._check(response, caller)
@@ -109,15 +109,15 @@ class Upstream:
         Raises `UpstreamError` if the upstream is overloaded, fails, cannot be reached or refuses the operator's key.
         """
         if self._dialect is None:
-            response = await self.fetch("GET", "/v1/models", caller)
+            response = await self._fetch("GET", "/v1/models", caller)
             models = listed(response)
             if models is None:
                 if response.status_code >= 300:
-                    error = await self.fault(response, caller)
+                    error = await self._fault(response, caller)
                     if error.is_overload or error.status in (502, 503, 504):
                         raise error
                 return OPENAI  # if the upstream refuses this caller, its error for the chat request gives the reason
-            self._dialect = await detect(models, lambda path: self.fetch("GET", path, caller))
+            self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
@@ -149,9 +149,9 @@ class Upstream:
         Raises `UpstreamError` with `is_overload` set if the check fails.
         """
         try:
-            response = await self.fetch("GET", "/v1/models", caller)
+            response = await self._fetch("GET", "/v1/models", caller)
             if response.status_code in (502, 503, 504):
-                raise await self.fault(response, caller)
+                raise await self._fault(response, caller)
         except UpstreamError as error:
             error.is_overload = True
             raise
@@ -175,7 +175,7 @@ class Upstream:
         self._verification.chat_accepted(caller, body["model"])
         return stream
 
-    async def fetch(
+    async def _fetch(
         self,
         method: str,
         path: str,
@@ -255,10 +255,9 @@ class Upstream:
 
     async def _check(self, response: httpx.Response, caller: Caller) -> None:
         if response.status_code >= 300:
-            raise await self.fault(response, caller)
+            raise await self._fault(response, caller)
 
-    async def fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
-        """Return the error for a response with a status of 300 or more."""
+    async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
             async with asyncio.timeout(self._settings.idle_timeout):
                 body = response.content if response.is_closed else await read_body(response, MAX_ERROR_BODY)
