@@ -342,6 +342,28 @@ def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) ->
     assert check(events)["output_text"] == "Hello"
 
 
+ARGUMENTS_DONE = {"type": "response.function_call_arguments.done", "item_id": "fc_theirs", "output_index": 0}
+
+
+@pytest.mark.parametrize("between", [[], [{**ARGUMENTS_DONE, "name": "f", "arguments": '{"a": 1}'}]], ids=["item", "arguments"])
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_call_of_which_only_the_end_comes_has_its_arguments_once(between: Events, is_done: bool) -> None:
+    call = {
+        "id": "fc_theirs",
+        "type": "function_call",
+        "call_id": "c",
+        "name": "f",
+        "arguments": '{"a": 1}',
+        "status": "completed",
+    }
+    ends = [done(call)] if is_done else []
+    events = decoded(run(numbered(added({**call, "arguments": ""}), *between, *ends, completed(call))))
+    shown = [event for event in events if "arguments" in event["type"]]
+    assert [event["arguments"] for event in shown if event["type"] == ARGUMENTS_DONE["type"]] == ['{"a": 1}']
+    assert [event["delta"] for event in shown if event["type"].endswith(".delta")] == ['{"a": 1}'][len(between) :]
+    assert events[-1]["response"]["output"] == [{**call, "id": "fc_0"}]
+
+
 @pytest.mark.parametrize(
     "members",
     [

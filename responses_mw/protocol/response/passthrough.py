@@ -31,6 +31,7 @@ from .builder import ResponseBuilder, ResponseOptions
 from .document import add_usage, usage_of_responses
 from .events import (
     ADDED,
+    CALL_TEXTS,
     DONE,
     OPEN_REASONING_TEXT,
     OUTPUT_TEXT,
@@ -287,8 +288,11 @@ class ResponsesPassthrough(ResponseBuilder):
             self._known[item["id"]] = ours
         item = {**self._renamed(item), "id": ours}
         self._seal(item)
+        streamed, call = self._output.put(place), CALL_TEXTS.get(item["type"])
+        if call and not streamed.get(call.member) and isinstance(text := item.get(call.member), str) and text:
+            self._emit_item({"type": f"{call.stem}.delta", "item_id": ours, "output_index": place, "delta": text})
         self._end_parts(place, list(self._output.open[place]))
-        if not any(self._output.put(place).get(name) for name in PARTS):  # nothing has been streamed
+        if not any(streamed.get(name) for name in PARTS):
             emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 

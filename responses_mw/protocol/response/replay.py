@@ -79,8 +79,10 @@ class OutputReplay:
             begun = [text.stem for text in TEXTS.values() if text.part == part.get("type")]
             deltas |= {(one, index): [] for one in (*begun, stem)}
         elif step == "done":
-            self.put(place)
+            item = self.put(place)
             deltas.pop((stem, index), None)
+            if not target.holder and isinstance(text := event.get(target.member), str):
+                item[target.member] = text  # even without deltas
 
     def put(self, place: int) -> Item:
         """Add the collected deltas to the item at `place`, and return the item."""
