@@ -252,22 +252,19 @@ _AS_SUMMARY = {
 
 
 def with_summary(event: dict[str, Any]) -> dict[str, Any]:
-    """Convert an event of the upstream so that the content of reasoning items becomes their summary."""
-    kind, part, response = event["type"], event.get("part"), event.get("response")
-    if kind in (ADDED, DONE):
-        return {**event, "item": _summarized(event.get("item"))}
-    if kind in _AS_SUMMARY and (kind.startswith(REASONING_TEXT.stem) or _is_reasoning(part)):
-        event = {**event, "type": _AS_SUMMARY[kind]}
-        if REASONING_TEXT.index in event:
-            event[SUMMARY_TEXT.index] = event.pop(REASONING_TEXT.index)
-        return {**event, "part": {**part, "type": SUMMARY_TEXT.part}} if _is_reasoning(part) else event
-    if isinstance(response, dict) and isinstance(response.get("output"), list):
-        return {**event, "response": {**response, "output": [_summarized(item) for item in response["output"]]}}
-    return event
+    """Convert an event of the content of a reasoning item to one of its summary. Return other events unchanged."""
+    kind, part = event["type"], event.get("part")
+    if kind not in _AS_SUMMARY or not (kind.startswith(REASONING_TEXT.stem) or _is_reasoning(part)):
+        return event
+    event = {**event, "type": _AS_SUMMARY[kind]}
+    if REASONING_TEXT.index in event:
+        event[SUMMARY_TEXT.index] = event.pop(REASONING_TEXT.index)
+    return {**event, "part": {**part, "type": SUMMARY_TEXT.part}} if _is_reasoning(part) else event
 
 
-def _summarized(item: Any) -> Any:
-    if not isinstance(item, dict) or item.get("type") != "reasoning" or item.get("summary"):
+def summarized(item: Item) -> Item:
+    """Return a reasoning item with its content as its summary. Return other items unchanged."""
+    if item["type"] != "reasoning" or item.get("summary"):
         return item
     content = item.get("content") or []
     if not isinstance(content, list) or not all(map(_is_reasoning, content)):
@@ -281,5 +278,5 @@ def _is_reasoning(part: Any) -> TypeGuard[Part]:
 
 
 def readable(item: Item) -> Item:
-    """Undo `with_summary`: return a reasoning item with its summary as its content."""
+    """Undo `summarized`: return a reasoning item with its summary as its content."""
     return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": reasoning_text(item)}]}

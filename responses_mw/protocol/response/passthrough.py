@@ -45,6 +45,7 @@ from .events import (
     emit_item,
     emit_parts,
     ending,
+    summarized,
     with_summary,
 )
 from .replay import OutputReplay
@@ -207,11 +208,11 @@ class ResponsesPassthrough(ResponseBuilder):
         index = event.get("output_index")
         if not isinstance(index, int):
             self._finish_all("completed")
-        item = self._named(_item(event.get("item")), index)
+        item = self._named(self._item(event.get("item")), index)
         self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
 
     def _done(self, event: dict[str, Any]) -> None:
-        item = _item(event.get("item"))
+        item = self._item(event.get("item"))
         place = self._place(event, item["type"], item.get("id"), item.get("call_id"))
         if place is None:
             self._add_whole(item, event.get("output_index"))
@@ -232,7 +233,7 @@ class ResponsesPassthrough(ResponseBuilder):
         # The document's status takes precedence, because vLLM sends response.completed for an incomplete response.
         status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
-        items = list(map(_item, listed))
+        items = list(map(self._item, listed))
         hide_logprobs(items)
         for index, item in enumerate(items):
             place = self._places.get(index, index + self._first)
@@ -259,6 +260,14 @@ class ResponsesPassthrough(ResponseBuilder):
     }
 
     # -- items ------------------------------------------------------------------------------------------------------
+
+    def _item(self, value: Any) -> Item:
+        if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+            malformed("item")
+        parts = value.get("content") or [] if value["type"] == "message" else []
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            malformed("content")
+        return summarized(value) if self._options.summary else value
 
     def _named(self, item: Item, index: Any) -> Item:
         """Return the next item with a new id, and record its place. `index` is its index in the upstream's output."""
@@ -339,15 +348,6 @@ class ResponsesPassthrough(ResponseBuilder):
 def _names_an_item(member: str) -> bool:
     """Return whether a member holds the id of an item. A `call_id` does not, even if a server uses one value for both ids."""
     return member == "id" or (member.endswith("_id") and member != "call_id")
-
-
-def _item(value: Any) -> Item:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        malformed("item")
-    parts = value.get("content") or [] if value["type"] == "message" else []
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        malformed("content")
-    return value
 
 
 def _error(ending: Document) -> tuple[str, str]:
