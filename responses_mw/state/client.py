@@ -144,7 +144,7 @@ class Client:
     async def _send(self, ask: Callable[[], Awaitable[list[Any]]], name: str, script: str, keys: Sequence[Value]) -> list[Any]:
         """Make a round trip, and return the replies. The reply to a command with a damaged key is the error `Damaged`."""
         operation = name if len(keys) == 1 else f"PIPELINE {name}".rstrip()
-        key = keys[0] if len({self.node_of(key) for key in keys}) == 1 else ""
+        key = keys[0] if len(keys) == 1 or len({self.node_of(key) for key in keys}) == 1 else ""
         replies = await self.round_trip(ask, operation, script, key, size=len(keys))
         pairs = zip(replies, keys, strict=True)
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in pairs]
