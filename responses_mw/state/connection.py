@@ -85,7 +85,7 @@ def _server(url: str, options: dict[str, Any]) -> Client:
 
 
 def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
-    nodes, from_url = _hosts(scheme, url, "")
+    nodes, from_url = _hosts(scheme, url, "", 6379)
     every = {**options, **from_url}
     # After a node has restarted, the first command on each connection fails because the connection is closed. A retry is safe.
     pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
@@ -97,7 +97,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     service, _, database = urlsplit(url).path.strip("/").partition("/")
     if not service:
         raise ValueError("a redis+sentinel:// URL must name the service: redis+sentinel://host:port/service/db")
-    hosts, from_url = _hosts(scheme, url, f"/{database}")
+    hosts, from_url = _hosts(scheme, url, f"/{database}", 26379)
     # If a Sentinel is unreachable, time must be left to ask the next Sentinel.
     patience = options["socket_timeout"] / (len(hosts) + 1)
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
@@ -134,8 +134,11 @@ def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "max_connections": options["max_connections"] + 1}
 
 
-def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the hosts and ports in `url`, and redis-py's other options for the URL with `path` in place of its own path."""
+def _hosts(scheme: str, url: str, path: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Return the hosts and ports in `url`, and redis-py's other options for the URL with `path` in place of its own path.
+
+    `port` is the port of hosts without one.
+    """
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     options: dict[str, Any] = _parse(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}")
@@ -143,7 +146,7 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
     options.pop("host", None)
     options.pop("port", None)
     every = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    return [(each.hostname or "", each.port or 6379) for each in every], options
+    return [(each.hostname or "", each.port or port) for each in every], options
 
 
 class ClusterClient(Client):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from benchmarks.processes import free_port
@@ -359,6 +360,15 @@ async def test_sentinel_leads_to_the_new_master_after_a_fail_over(
         assert await history(state, after) == ["before", "before!", "after", "after!"]
     finally:
         sentinel.kill()
+
+
+async def test_a_sentinel_without_a_port_has_its_usual_one() -> None:
+    client = connect("redis+sentinel://a,b:1/main")
+    assert isinstance(client.redis, Redis)
+    pool: Any = client.redis.connection_pool
+    asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("a", 26379), ("b", 1)]
+    await client.aclose()
 
 
 async def chain_when_back(state: State, response: str) -> Chain:
