@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from responses_mw.protocol.chat.chunks import SurrogateHalves
 from responses_mw.protocol.chat.dialects import OPENAI
 from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.request import to_chat
@@ -221,6 +222,12 @@ def frame_in_small_reads(size: int) -> Work:
     return work
 
 
+def halves_of_characters(size: int) -> Work:
+    halves = rb"\\" * size + rb"\ud83d" * size
+    frame = b'{"a": "%b", "b": "%b"}' % (halves, halves)
+    return lambda: [SurrogateHalves().feed(frame), SurrogateHalves().feed(frame + b'"')]
+
+
 def frames_in_one_read(size: int) -> Work:
     data = b"data: {}\r\n\r\n" * size
     return lambda: SSEDecoder().feed(data)
@@ -251,6 +258,7 @@ def frames_in_one_read(size: int) -> Work:
         (arguments_in_pieces, 1000),
         (frame_in_small_reads, 10_000),
         (frames_in_one_read, 10_000),
+        (halves_of_characters, 5_000),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
