@@ -60,9 +60,10 @@ class Inbound:
     size: int = 0
 
     def resize(self, before: int, now: int) -> int:
-        """Count a message of `before` bytes as one of `now` bytes, and return `now`. After the end of the message, `now` is 0.
+        """Change the size of one message from `before` to `now` bytes, and return `now`. When the message is over, `now` is 0.
 
-        Raises `Unavailable`, and changes nothing, if a message of more than `UNCOUNTED` bytes would exceed the maximum.
+        If the message has more than `UNCOUNTED` bytes and the total would exceed the maximum, change nothing and raise
+        `Unavailable`.
         """
         size = self.size + max(0, now - UNCOUNTED) - max(0, before - UNCOUNTED)
         if now > UNCOUNTED and size > self.maximum:
