@@ -17,6 +17,7 @@ from starlette.routing import Mount
 
 from responses_mw import create_app
 from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.upstream.transports import http11
 from responses_mw.upstream.transports.http11 import NetworkTransport
 from tests.support.configured import make_settings
 from tests.support.scripted import HELLO
@@ -700,7 +701,10 @@ async def test_many_requests_share_a_connection(transport: httpx.AsyncBaseTransp
 
 
 @pytest.mark.parametrize("body", [b"", b"hello"], ids=["no body", "a body"])
-async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_answer(body: bytes) -> None:
+async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_answer(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
     connections = 0
 
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
