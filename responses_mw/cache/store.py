@@ -194,7 +194,7 @@ class Entries:
     # -- an owner, and all ----------------------------------------------------------------------------------------
 
     async def register(self, owner: str) -> None:
-        """Record that `owner` may have entries, so that `purge` and `stats` find the owner.
+        """Record that `owner` may have entries, so that `purge` and `stats` find the owner. Remove owners without entries.
 
         Call this before an answer is computed or stored. Redis is usually called only once a minute for each owner.
         """
@@ -202,7 +202,7 @@ class Entries:
         if self._registered.get(owner, 0.0) > now:
             return
         until = int(now) + self._settings.ttl + int(_REGISTER_INTERVAL) + _MARGIN
-        await self._redis.pipeline([("ZADD", _OWNERS, "GT", until, owner)])
+        await self._redis.pipeline([("ZADD", _OWNERS, "GT", until, owner), ("ZREMRANGEBYSCORE", _OWNERS, "-inf", int(now))])
         if len(self._registered) >= _MAX_REGISTERED:
             self._registered.clear()
         self._registered[owner] = now + _REGISTER_INTERVAL
@@ -236,9 +236,7 @@ class Entries:
         return await self._redis.scripts(script, [([f"rmw:{{c:{owner}:{shard}}}:g"], args) for shard in range(MAX_SHARDS)])
 
     async def _owners(self) -> list[str]:
-        now = int(time.time())
-        commands: list[tuple[str | int, ...]] = [("ZREMRANGEBYSCORE", _OWNERS, "-inf", now), ("ZRANGE", _OWNERS, 0, -1)]
-        _, owners = await self._redis.pipeline(commands)
+        [owners] = await self._redis.pipeline([("ZRANGEBYSCORE", _OWNERS, int(time.time()), "+inf")])
         return [owner.decode() for owner in owners]
 
     def _key(self, key: Key) -> str:

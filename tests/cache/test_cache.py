@@ -125,6 +125,12 @@ async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
 # -- whose it is -----------------------------------------------------------------------------------------------------------
 
 
+async def test_owners_whose_entries_have_expired_are_not_listed_for_ever(cache: Cache, server: Plain) -> None:
+    server.zadd("rmw:{c}:owners", {"gone": 1})
+    await ask(cache, key(cache), answer="Paris.")
+    assert server.zrange("rmw:{c}:owners", 0, -1) == [ALICE.encode()]
+
+
 async def test_two_owners_never_share_an_answer(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache, owner=ALICE), SEMANTIC, answer="Alice's")
@@ -517,7 +523,7 @@ async def test_the_replies_of_one_owner_at_a_time_are_held_to_count_all_entries(
 
     class Counted:
         async def pipeline(self, _commands: Any) -> list[Any]:
-            return [0, [b"%d" % owner for owner in range(100)]]
+            return [[b"%d" % owner for owner in range(100)]]
 
         async def scripts(self, _script: Any, calls: Any) -> Reply:
             nonlocal most
