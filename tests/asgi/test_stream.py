@@ -136,6 +136,11 @@ async def test_half_a_character_at_the_end_of_the_reasoning_stays_there(ours: Ou
     assert streamed.deltas[-2:] == ["b", "c"]
 
 
+async def test_a_character_is_joined_across_chunks_without_text(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*map(_ascii_frame, [delta(content="\ud83d"), delta(content=""), delta(content="\ude00")]), finish())
+    assert (await stream(ours)).response["output_text"] == "\U0001f600"
+
+
 @pytest.mark.both_mounts
 async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)

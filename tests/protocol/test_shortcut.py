@@ -160,6 +160,17 @@ def test_each_half_that_stays_alone_is_replaced(text: str, cuts: set[int]) -> No
     assert len(told) == len(frames)
 
 
+def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() -> None:
+    halves = SurrogateHalves()
+    assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
+    empty = b'{"choices":[{"delta":{"content":""}}]}'
+    released = [halves.feed(empty) for _ in range(100)]
+    first = next(at for at, frames in enumerate(released) if frames)
+    assert first < 30
+    assert released[first] == [rb'{"choices":[{"delta":{"content":"a\ufffd"}}]}', *[empty] * (first + 1)]
+    assert released[first + 1 :] == [[empty]] * (99 - first)
+
+
 def test_half_a_character_holds_back_its_chunk_only_until_the_next_one() -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []

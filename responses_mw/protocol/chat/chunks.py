@@ -42,17 +42,21 @@ _WHOLE = re.compile(rb"(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*+" % _PAIR, re.DOTALL
 _ESCAPE = re.compile(rb"\\(?:%b|(?P<half>ud[89a-f][0-9a-f]{2})|.)" % _PAIR, re.DOTALL | re.IGNORECASE)
 _HALF_AT_END = re.compile(rb'(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2})(?=")', re.IGNORECASE)  # a first half that ends a string
 _HALF_AT_BEGIN = re.compile(rb'(?<=[^\\]")\\ud[c-f][0-9a-f]{2}', re.IGNORECASE)  # a second half that begins a string
+# A text that is not empty, or the whole response.
+_SOME_TEXT = re.compile(rb'"(?:(?:content|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]|response": ?\{)')
+_MAX_HELD = 16  # maximum number of frames that are held back
 
 
 class SurrogateHalves:
     """Joins the halves of surrogate pairs. A server may split a character between two frames (`"\\ud83d"`, `"\\ude00"`).
 
-    `orjson` refuses such frames. A frame with a string that ends with a first half is held back until the next frame. If a
-    string in that frame begins with a second half, the first half is moved there. A lone half becomes U+FFFD.
+    `orjson` refuses such frames. A frame with a string that ends with a first half is held back until the next frame, together
+    with frames in between whose text is empty. If a string in the next frame begins with a second half, the first half is moved
+    there. A lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held: list[bytes] = []
 
     @property
     def is_holding(self) -> bool:
@@ -63,20 +67,23 @@ class SurrogateHalves:
         """Return the frames that are ready, in order. Their JSON has no halves."""
         if not self._held and ((frame.find(b"\\ud") < 0 and frame.find(b"\\uD") < 0) or _WHOLE.fullmatch(frame)):
             return [frame]  # nearly every frame
-        held, self._held = self._held, b""
-        if half := _HALF_AT_END.search(held):
+        if 0 < len(self._held) < _MAX_HELD and frame.find(b'""') >= 0 and not _SOME_TEXT.search(frame):
+            self._held.append(frame)
+            return []
+        if self._held and (half := _HALF_AT_END.search(self._held[0])):
             frame, joined = _HALF_AT_BEGIN.subn(lambda second: half[2] + second[0], frame)
-            held = _HALF_AT_END.sub(rb"\1", held) if joined else held
-        ready = [_without_halves(held)] if held else []
+            if joined:
+                self._held[0] = _HALF_AT_END.sub(rb"\1", self._held[0])
+        ready = self.flush()
         if _HALF_AT_END.search(frame):
-            self._held = frame
+            self._held = [frame]
             return ready
         return [*ready, _without_halves(frame)]
 
     def flush(self) -> list[bytes]:
-        """Return the frame that is held back, if any. Call this at the end of the answer."""
-        held, self._held = self._held, b""
-        return [_without_halves(held)] if held else []
+        """Return the frames that are held back. Call this at the end of the answer."""
+        held, self._held = self._held, []
+        return [_without_halves(frame) for frame in held]
 
 
 def _without_halves(frame: bytes) -> bytes:
