@@ -114,9 +114,10 @@ async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost
 async def test_an_expired_container_is_an_error_that_names_it(launch: Launch) -> None:
     sandbox = launch(BEST, keep=0.4)
     container = (await sandbox.run("x = 1"))["container_id"]
-    await anyio.sleep(1.5)
-    result = await sandbox.call("x", container)
-    assert result.is_error
+    await anyio.sleep(0.6)
+    with anyio.fail_after(60):
+        while not (result := await sandbox.call("x", container)).is_error:  # it looks for those that expired at times only
+            await anyio.sleep(0.6)
     assert f"Container with id '{container}' not found: it expired" in result.content[0].text
 
 
