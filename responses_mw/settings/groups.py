@@ -318,7 +318,7 @@ class SearchSettings(Group):
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: ServerURL | None = None
-    """URL of the provider; required for searxng, optional for tavily and brave"""
+    """URL of the provider; required for searxng, optional for providers that have a default URL"""
     api_key: SecretStr | None = None
     """API key for the search provider"""
 

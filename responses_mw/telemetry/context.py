@@ -89,10 +89,11 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    Set by the first turn that does not summarize the history. Without `stream`, the whole answer is usually one chunk. None
-    until a chunk arrives. No chunk arrives for cache hits, repeated and background creates, refused requests, and upstreams
-    that respond with an error. A JSON response is sent after the last turn or an error. A stream's headers are sent after the
-    first chunk, an error or `upstream.status_grace`, whichever comes first.
+    Set by the first turn of the response. Turns that only summarize the history do not count, so a compaction sets nothing.
+    Without `stream`, the whole answer is usually one chunk. None until a chunk arrives. No chunk arrives for cache hits,
+    repeated and background creates, refused requests, and upstreams that respond with an error. A JSON response is sent after
+    the last turn or an error. A stream's headers are sent after the first chunk, an error or `upstream.status_grace`, whichever
+    comes first.
     """
     stored: bool | None = None
     unstored: str = ""  # the reason why the response is not stored

@@ -72,6 +72,7 @@ class TurnSpan:
         if self._chat.get("stream"):
             self._result[GenAI.TIME_TO_FIRST_CHUNK] = self._first_read - self._started
         request = current_request()
+        # A summary of the history has a document of its own.
         if request is not None and request.first_token is None and request.response_id == self._document["id"]:
             request.first_token = self._first_read - request.started
 

@@ -167,9 +167,9 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
-def hits_of(rows: Iterable[dict[str, Any]], *, text_member: str) -> list[SearchHit]:
-    """Return the results in `rows`. They have a `title`, a `url`, and a text or list of texts in `text_member`."""
-    return [SearchHit(text_of(row, "title"), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
+def hits_of(rows: Iterable[dict[str, Any]], *, text_member: str, title_member: str = "title") -> list[SearchHit]:
+    """Return the results in `rows`, which have a `url`, a title in `title_member` and a text or texts in `text_member`."""
+    return [SearchHit(text_of(row, title_member), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:

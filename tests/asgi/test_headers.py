@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.creates import BODY, CREATES, HAVE_FIRST_CHUNK, two_turns
+from responses_mw.asgi.routes import ROUTES, match
+from tests.support.creates import BODY, CREATES, HAVE_FIRST_CHUNK, OTHERS, request_other, two_turns
 from tests.support.scripted import HELLO, Signal
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ async def test_every_create_has_the_callers_request_id(start: Start, upstream: S
     response = await CREATES[kind](start, upstream, {"x-request-id": "mine"})
     assert response.status_code == STATUSES.get(kind.partition(",")[0], 200)
     assert response.headers.get_list("x-request-id") == ["mine"]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=" ".join)
+async def test_every_other_request_has_the_callers_request_id(
+    start: Start, upstream: ScriptedUpstream, other: tuple[str, str]
+) -> None:
+    response = await request_other(start, upstream, {"x-request-id": "mine"}, other)
+    assert response.status_code == OTHERS[other][0]
+    assert response.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_the_other_requests_reach_each_endpoint_but_the_create() -> None:
+    reached = {(method, match(path)[0]) for method, path in OTHERS}
+    endpoints = {(method, route) for route, methods in ROUTES.items() for method in methods}
+    assert endpoints - reached == {("POST", "/v1/responses")}
 
 
 async def test_a_stream_has_its_headers_before_the_upstream_answers(start: Start, upstream: ScriptedUpstream) -> None:

@@ -1,4 +1,4 @@
-"""The ways in which a create of a response is answered, for tests of what all these responses have in common."""
+"""Requests of each kind, for tests of what their responses have in common: creates of responses, and other requests."""
 
 from __future__ import annotations
 
@@ -125,3 +125,37 @@ CREATES: dict[str, Create] = {
 _ANSWERED = ("completed", "two_turns", "with_new_key", "not_cached", "broken_off", "of_responses_api")
 HAVE_FIRST_CHUNK = {kind for kind in CREATES if kind.startswith(_ANSWERED)}
 """The creates whose headers are sent after the first chunk of the upstream's answer. The others do not wait for a chunk."""
+
+
+# -- other requests ------------------------------------------------------------------------------------------------------
+
+_UNKNOWN_RESPONSE, _UNKNOWN_CONVERSATION = f"/v1/responses/resp_{'0' * 50}", f"/v1/conversations/conv_{'0' * 25}"
+_MESSAGE = {"items": [{"role": "user", "content": "Hi"}]}
+OTHERS: dict[tuple[str, str], tuple[int, dict[str, Any] | None]] = {
+    ("POST", "/v1/responses/compact"): (200, BODY),
+    ("POST", "/v1/responses/input_tokens"): (200, BODY),
+    ("GET", _UNKNOWN_RESPONSE): (404, None),
+    ("DELETE", _UNKNOWN_RESPONSE): (404, None),
+    ("POST", f"{_UNKNOWN_RESPONSE}/cancel"): (404, None),
+    ("GET", f"{_UNKNOWN_RESPONSE}/input_items"): (404, None),
+    ("POST", "/v1/conversations"): (200, _MESSAGE),
+    ("GET", _UNKNOWN_CONVERSATION): (404, None),
+    ("POST", _UNKNOWN_CONVERSATION): (404, {"metadata": {}}),
+    ("DELETE", _UNKNOWN_CONVERSATION): (404, None),
+    ("POST", f"{_UNKNOWN_CONVERSATION}/items"): (404, _MESSAGE),
+    ("GET", f"{_UNKNOWN_CONVERSATION}/items"): (404, None),
+    ("GET", f"{_UNKNOWN_CONVERSATION}/items/msg_1"): (404, None),
+    ("DELETE", f"{_UNKNOWN_CONVERSATION}/items/msg_1"): (404, None),
+    ("GET", "/v1/responses"): (405, None),
+    ("GET", "/v1/responses/a/b"): (404, None),
+}
+"""The expected status and the body of a request to each other endpoint, and of requests that no endpoint accepts."""
+
+
+async def request_other(
+    start: Start, upstream: ScriptedUpstream, headers: dict[str, str], other: tuple[str, str]
+) -> httpx.Response:
+    """Send one of `OTHERS` with the given headers, and return the response."""
+    method, path = other
+    upstream.whole(HI)
+    return await start().http.request(method, path, json=OTHERS[other][1], headers=headers)
