@@ -26,7 +26,7 @@ from responses_mw import ResponsesMiddleware, create_app
 from responses_mw.asgi import http_responses
 from tests.support.cluster import running_cluster
 from tests.support.configured import make_settings
-from tests.support.forkserver import ForkServer
+from tests.support.forkserver import SERVER, ForkServer
 from tests.support.scripted import ScriptedUpstream
 from tests.support.servers import PATIENCE, Apps, Ours, serving
 
@@ -93,7 +93,7 @@ def portal() -> Iterator[BlockingPortal]:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Runs `responses-mw` in processes of their own."""
-    with ForkServer() as server:
+    with ForkServer(*SERVER) as server:
         yield server
 
 

@@ -9,14 +9,21 @@ from functools import cache, partial
 
 import pytest
 
+from tests.support.forkserver import ForkServer
 from tests.support.sandbox import Launch, Sandbox, launcher, levels
 
 
+@pytest.fixture(scope="package")
+def sandbox_fork_server() -> Iterator[ForkServer]:
+    with ForkServer("responses_mw.cli", "responses_mw.sandbox.app", "uvicorn") as server:
+        yield server
+
+
 @pytest.fixture
-def launch() -> Iterator[Launch]:
+def launch(sandbox_fork_server: ForkServer) -> Iterator[Launch]:
     """Starts a sandbox at a level, with the settings that are given."""
     with ExitStack() as stack:
-        yield launcher(stack)
+        yield launcher(stack, sandbox_fork_server)
 
 
 @pytest.fixture(scope="package")

@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 
 PATIENCE = 60.0
 
-_IMPORTED = (  # by a server whose telemetry is exported
+SERVER = (
     "responses_mw.cli",
     "responses_mw.asgi.listener",
     "uvloop",
@@ -33,15 +33,19 @@ _IMPORTED = (  # by a server whose telemetry is exported
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk.trace.export",
 )
+"""The modules that a server imports whose telemetry is exported."""
 
 
 class ForkServer:
-    """The process that forks. A context manager that starts and ends it."""
+    """The process that forks, when it has imported `modules`. A context manager that starts and ends it."""
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forkserver"],
+            [sys.executable, "-m", "tests.support.forkserver", *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -146,7 +150,7 @@ def _become(env: dict[str, str], files: list[str]) -> None:
 
 if __name__ == "__main__":
     gc.disable()
-    for module in _IMPORTED:
+    for module in sys.argv[1:]:
         import_module(module)
     gc.freeze()
     sys.argv[1:] = _serve(sys.stdin)

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.processes import free_port
 from responses_mw.auth import CONTAINER_OWNER_HEADER
+from tests.support.forkserver import ForkServer, Process
 from tests.support.paths import ROOT
 
 CONFINE = Path(__file__).with_name("confine.py")
@@ -35,7 +36,7 @@ class Sandbox:
 
     level: str
     url: str
-    process: subprocess.Popen[bytes]
+    process: Process
 
     @property
     def strong(self) -> bool:
@@ -93,11 +94,17 @@ def environment(level: str, settings: dict[str, Any]) -> dict[str, str]:
 Launch = Callable[..., Sandbox]
 
 
-def launcher(stack: ExitStack) -> Launch:
+def launcher(stack: ExitStack, fork_server: ForkServer | None = None) -> Launch:
+    """Return a function that starts sandboxes, which are forked if a fork server is given and they are not confined."""
+
     def launch(level: str, **settings: Any) -> Sandbox:
         port = free_port()
         given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 60, "memory_bytes": 256 << 20, **settings}
-        process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
+        process: Process
+        if fork_server is not None and level == "root":
+            process = fork_server.start("sandbox", env=environment(level, given))
+        else:
+            process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
         stack.callback(stop, process)
         sandbox = Sandbox(level, f"http://127.0.0.1:{port}", process)
         wait_until_up(sandbox)
@@ -106,7 +113,7 @@ def launcher(stack: ExitStack) -> Launch:
     return launch
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: Process) -> None:
     """Lets the service end its containers; some tests have it killed already."""
     process.terminate()
     try:
