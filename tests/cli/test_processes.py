@@ -164,6 +164,6 @@ def test_a_port_that_another_server_has_is_not_shared(launch: Launch, flag: str)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", f"{flag}={port}")
+        server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", "--port=0", f"{flag}={port}")
         assert server.process.wait(PATIENCE) == 3
     assert f"127.0.0.1:{port} cannot be opened: Address already in use" in server.output
