@@ -88,12 +88,8 @@ class Admin:
 
     async def _usage(self, query: list[tuple[str, str]]) -> Response:
         """Respond with the usage of all owners on the day in `query`, by default today (UTC)."""
-        try:
-            [(name, value)] = query or [("day", datetime.now(UTC).date().isoformat())]
-            day = date.fromisoformat(value)
-        except ValueError:
-            name = ""
-        if name != "day":
+        day = _day_in(query)
+        if day is None:
             return PlainTextResponse("use /usage?day=YYYY-MM-DD\n", 400)
         if self._state is None:
             return PlainTextResponse("usage is not recorded, because there is no Redis\n", 404)
@@ -117,6 +113,16 @@ class Admin:
         results = {name: finding.fault or "ok" for name, finding in found.items()}
         warnings = [warning for finding in found.values() for warning in finding.warnings]
         return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
+
+
+def _day_in(query: list[tuple[str, str]]) -> date | None:
+    """Return the day in `query`, by default today (UTC), or None if the query is invalid."""
+    try:
+        [(name, value)] = query or [("day", datetime.now(UTC).date().isoformat())]
+        day = date.fromisoformat(value)
+    except ValueError:
+        return None
+    return day if name == "day" else None
 
 
 async def _finding(check: Check) -> Finding:

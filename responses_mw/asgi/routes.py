@@ -87,20 +87,23 @@ class Routes:
 
     async def _respond(self, scope: Scope, receive: Receive) -> ASGIApp:
         route, path = scope[ROUTE_SCOPE], scope["responses_mw.path"]
-        if scope["type"] == "websocket":
-            if route != "/v1/responses":
-                raise NotFound("This path does not accept WebSockets.", code="unknown_url")
+        if scope["type"] == "websocket" and route == "/v1/responses":
             return self._websockets
+        if scope["type"] == "websocket":
+            raise NotFound("This path does not accept WebSockets.", code="unknown_url")
         request, method = Request(scope, receive), scope["method"]
         if not route:
             raise NotFound(f"Unknown request URL: {method} {path}.", code="unknown_url")
         if method not in ("GET", "HEAD", "OPTIONS"):
             self._context.origins.check(request.headers)
-        endpoint = ROUTES[route].get(method)
-        if endpoint is None:
-            allowed = ", ".join(sorted(ROUTES[route]))
-            raise MethodNotAllowed(f"Method {method} is not allowed for {path}.", headers={"allow": allowed})
-        return await endpoint(self._context, request)
+        return await _endpoint(ROUTES[route], method, path)(self._context, request)
+
+
+def _endpoint(endpoints: dict[str, Endpoint], method: str, path: str) -> Endpoint:
+    if method not in endpoints:
+        allowed = ", ".join(sorted(endpoints))
+        raise MethodNotAllowed(f"Method {method} is not allowed for {path}.", headers={"allow": allowed})
+    return endpoints[method]
 
 
 def _has_started(response: ASGIApp | None) -> bool:

@@ -141,19 +141,18 @@ class WebSocketConnection:
     async def _wind_up(self) -> None:
         """After the lifetime or when the server stops, refuse further requests. Close the connection when it is idle."""
         drain = self.context.runner.drain
-        code = _SERVICE_RESTART
-        error: APIError = drain.error()
+        ending: tuple[int, APIError] = _SERVICE_RESTART, drain.error()
         try:
             async with asyncio.timeout(MAX_LIFETIME):
                 await drain.begun.wait()
         except TimeoutError:
             limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
             message = f"{limit} Create a new WebSocket connection to continue."
-            code, error = _GOING_AWAY, BadRequest(message, code="websocket_connection_limit_reached")
-        self._refusal = error
+            ending = _GOING_AWAY, BadRequest(message, code="websocket_connection_limit_reached")
+        _, self._refusal = ending
         if self._lanes:
             await self._idle.wait()
-        await self._close(code, error)
+        await self._close(*ending)
 
     async def _close(self, code: int, error: APIError) -> None:
         try:

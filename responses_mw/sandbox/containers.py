@@ -351,9 +351,13 @@ class Container:
         for output in self._outputs:
             os.close(output)
         if self._directory is not None:
-            # `shutil.rmtree` fails if the code has nested directories deeper than Python's recursion limit.
-            removal = await asyncio.create_subprocess_exec("rm", "-rf", self._directory, stderr=asyncio.subprocess.DEVNULL)
-            await removal.wait()
+            await _remove(self._directory)
+
+
+async def _remove(directory: str) -> None:
+    # `shutil.rmtree` fails if the code has nested directories deeper than Python's recursion limit.
+    removal = await asyncio.create_subprocess_exec("rm", "-rf", directory, stderr=asyncio.subprocess.DEVNULL)
+    await removal.wait()
 
 
 def _output_file() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -184,9 +185,6 @@ class Backend(ABC):
     def _options(
         self, request: CreateResponse, owner: str, call_ids: frozenset[str], *, think_tag: str | None = None
     ) -> ResponseOptions:
-        def seal(text: str) -> str:
-            return self._sealer.seal(text.encode(), purpose=REASONING, owner=owner)
-
         return ResponseOptions(
             summary=request.wants_summary,
             open_reasoning=self._reasoning_is_open,
@@ -196,8 +194,11 @@ class Backend(ABC):
             max_calls=request.max_tool_calls,
             include=request.include,
             used_call_ids=call_ids,
-            seal=seal if "reasoning.encrypted_content" in request.include else None,
+            seal=partial(self._seal, owner) if "reasoning.encrypted_content" in request.include else None,
         )
+
+    def _seal(self, owner: str, text: str) -> str:
+        return self._sealer.seal(text.encode(), purpose=REASONING, owner=owner)
 
     def _unseal(self, owner: str, envelope: str, purpose: str = COMPACTION) -> bytes | None:
         """Return the decrypted content of `envelope`, or None if this server cannot open it for this owner and purpose."""

@@ -139,7 +139,7 @@ class ChatBackend(Backend):
         return opened
 
     async def _chat(
-        self, turn: TurnState, dialect: Dialect, items: Sequence[Item], *, prefill: Prefill | None = None
+        self, turn: TurnState, dialect: Dialect, items: Sequence[Item], prefill: Prefill | None = None
     ) -> ChatRequest:
         return await by_size(
             turn.size,

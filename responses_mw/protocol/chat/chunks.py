@@ -70,15 +70,20 @@ class SurrogateHalves:
         if 0 < len(self._held) < _MAX_HELD and frame.find(b'""') >= 0 and not _SOME_TEXT.search(frame):
             self._held.append(frame)
             return []
-        if self._held and (half := _HALF_AT_END.search(self._held[0])):
-            frame, joined = _HALF_AT_BEGIN.subn(lambda second: half[2] + second[0], frame)
-            if joined:
-                self._held[0] = _HALF_AT_END.sub(rb"\1", self._held[0])
+        frame = self._joined(frame)
         ready = self.flush()
         if _HALF_AT_END.search(frame):
             self._held = [frame]
             return ready
         return [*ready, _without_halves(frame)]
+
+    def _joined(self, frame: bytes) -> bytes:
+        """Move the first half of a character from the frame that is held back to `frame`, if it has the second half."""
+        if self._held and (half := _HALF_AT_END.search(self._held[0])):
+            frame, joined = _HALF_AT_BEGIN.subn(lambda second: half[2] + second[0], frame)
+            if joined:
+                self._held[0] = _HALF_AT_END.sub(rb"\1", self._held[0])
+        return frame
 
     def flush(self) -> list[bytes]:
         """Return the frames that are held back. Call this at the end of the answer."""

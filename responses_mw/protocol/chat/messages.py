@@ -196,6 +196,9 @@ class _MessageBuilder:
         self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
+        self._add_outputs(answered)
+
+    def _add_outputs(self, answered: Sequence[tuple[_PendingCall, str | list[Part], int]]) -> None:
         shown: list[dict[str, Any]] = []
         for call, content, position in answered:
             message, others = to_tool_content(call.call_id, content, self._dialect, f"{self._path(position)}.output")

@@ -115,8 +115,7 @@ class ResponsesPassthrough(ResponseBuilder):
         if ending is None:  # no request was sent to the upstream
             super().conclude(completed_at)
             return
-        theirs = {name: ending[name] for name in ending.keys() - _OURS if ending[name] is not None}
-        self.response |= self._renamed(theirs)
+        self.response |= self._renamed({name: ending[name] for name in ending.keys() - _OURS if ending[name] is not None})
         tools = ending.get("tools")
         if isinstance(tools, list) and all(isinstance(tool, dict) and isinstance(tool.get("type"), str) for tool in tools):
             self.response["tools"] = self._echo(tools)
@@ -124,8 +123,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self.fail(*_error(ending))
             return
         details = ending.get("incomplete_details")
-        self.response["status"] = self._status
-        self.response["incomplete_details"] = details if isinstance(details, dict) else None
+        self.response.update(status=self._status, incomplete_details=details if isinstance(details, dict) else None)
         self.response["completed_at"] = completed_at if self._status == "completed" else None
 
     def fail(self, code: str, message: str) -> None:
