@@ -171,6 +171,38 @@ def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() 
     assert released[first + 1 :] == [[empty]] * (99 - first)
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        {"choices": [], "usage": {"prompt_tokens": 1}},
+        {"choices": [{"index": 0, "delta": {}}]},
+        {"choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+        {"choices": [{"index": 0, "delta": {"content": None}}], "error": None},
+        {"type": "keepalive"},
+    ],
+)
+def test_a_chunk_without_text_does_not_part_the_halves_of_a_character(between: dict[str, Any]) -> None:
+    cut = [{"choices": [{"delta": {"content": half}}]} for half in ("a\ud83d", "\ude00b")]
+    told = _joined([json.dumps(chunk).encode() for chunk in (cut[0], between, cut[1])])
+    assert told == [{"choices": [{"delta": {"content": "a"}}]}, between, {"choices": [{"delta": {"content": "\U0001f600b"}}]}]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"[DONE]",
+        b'{"error": {"message": "overloaded"}}',
+        b'{"object":"error","message":"overloaded"}',
+        b'{"type":"error","message":"overloaded"}',
+        b'{"type":"response.completed","response":{"output":[]}}',
+    ],
+)
+def test_half_a_character_does_not_hold_back_the_end_of_the_answer(frame: bytes) -> None:
+    halves = SurrogateHalves()
+    assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
+    assert halves.feed(frame) == [rb'{"choices":[{"delta":{"content":"a\ufffd"}}]}', frame]
+
+
 def test_half_a_character_holds_back_its_chunk_only_until_the_next_one() -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []

@@ -42,17 +42,20 @@ _WHOLE = re.compile(rb"(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*+" % _PAIR, re.DOTALL
 _ESCAPE = re.compile(rb"\\(?:%b|(?P<half>ud[89a-f][0-9a-f]{2})|.)" % _PAIR, re.DOTALL | re.IGNORECASE)
 _HALF_AT_END = re.compile(rb'(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2})(?=")', re.IGNORECASE)  # a first half that ends a string
 _HALF_AT_BEGIN = re.compile(rb'(?<=[^\\]")\\ud[c-f][0-9a-f]{2}', re.IGNORECASE)  # a second half that begins a string
-# A text that is not empty, or the whole response.
-_SOME_TEXT = re.compile(rb'"(?:(?:content|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]|response": ?\{)')
+# A text that is not empty, the whole response, an error, or the end of the stream.
+_ENDS_WAIT = re.compile(
+    rb'"(?:(?:content|text|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]|(?:response|error)": ?\{)'
+    rb'|"(?:object|type)": ?"error"|^\[DONE\]'
+)
 _MAX_HELD = 16  # maximum number of frames that are held back
 
 
 class SurrogateHalves:
     """Joins the halves of surrogate pairs. A server may split a character between two frames (`"\\ud83d"`, `"\\ude00"`).
 
-    `orjson` refuses such frames. A frame with a string that ends with a first half is held back until the next frame, together
-    with frames in between whose text is empty. If a string in the next frame begins with a second half, the first half is moved
-    there. A lone half becomes U+FFFD.
+    `orjson` refuses such frames. A frame with a string that ends with a first half is held back until the next frame with text,
+    together with frames in between. If a string in the next frame begins with a second half, the first half is moved there. A
+    lone half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,7 @@ class SurrogateHalves:
         """Return the frames that are ready, in order. Their JSON has no halves."""
         if not self._held and ((frame.find(b"\\ud") < 0 and frame.find(b"\\uD") < 0) or _WHOLE.fullmatch(frame)):
             return [frame]  # nearly every frame
-        if 0 < len(self._held) < _MAX_HELD and frame.find(b'""') >= 0 and not _SOME_TEXT.search(frame):
+        if 0 < len(self._held) < _MAX_HELD and not _ENDS_WAIT.search(frame):
             self._held.append(frame)
             return []
         frame = self._joined(frame)
