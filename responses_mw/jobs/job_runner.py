@@ -165,7 +165,10 @@ class JobRunner:
 
     async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
         """Run the job's turns until their end or `claimed.stop`, and write all events except the terminal event."""
-        claimed.turns = asyncio.timeout(0.0 if claimed.stopped else None)
+        if claimed.stopped:  # a timeout of 0 would let the first turn send its request
+            claimed.is_interrupted = True
+            return
+        claimed.turns = asyncio.timeout(None)
         try:
             async with claimed.turns:
                 await self._turns(claimed, run)

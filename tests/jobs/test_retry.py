@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from benchmarks.processes import free_port
 from responses_mw.errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from responses_mw.jobs import job_runner, worker
+from responses_mw.jobs.event_log import ClaimedJob
 from responses_mw.jobs.job_runner import CircuitBreaker
 from tests.jobs.test_background import create, ended, get, streamed
 from tests.jobs.test_replicas import record
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tests.jobs.conftest import Replica
-    from tests.support.scripted import ScriptedUpstream
+    from tests.support.scripted import Answer, Asked, ScriptedUpstream
     from tests.support.servers import Ours, Serve
 
 FAST = 0.05
@@ -107,6 +109,38 @@ async def test_a_job_that_breaks_the_upstream_each_time_is_given_up(
     assert done["status"] == "failed"
     assert "closed the connection" in done["error"]["message"]
     assert len(upstream.requests) == 3
+
+
+async def test_a_response_that_is_cancelled_before_its_retry_is_not_sent_again(
+    fast: None, replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = replica(jobs__concurrency=1)
+    probed, stopped, go = Signal(), Signal(), Signal()
+    page, stop = upstream.page, ClaimedJob.stop
+
+    def answers_late(asked: Asked) -> Answer:
+        is_probe = bool(upstream.requests) and not probed.is_set()
+        if is_probe:
+            probed.set()
+        return replace(page(asked), before=go if is_probe else None)
+
+    def stop_and_tell(claimed: ClaimedJob, why: str) -> None:
+        stop(claimed, why)
+        stopped.set()
+
+    monkeypatch.setattr(upstream, "page", answers_late)
+    monkeypatch.setattr(ClaimedJob, "stop", stop_and_tell)
+    upstream.whole(error("busy"), 429)
+    document = await create(ours)
+    async with asyncio.timeout(60):
+        await probed.wait()
+        cancelled = await ours.http.post(f"/v1/responses/{document['id']}/cancel")
+        await stopped.wait()
+    go.set()
+    assert cancelled.json()["status"] == "cancelled"
+    upstream.stream(*HELLO)
+    after = await ended(ours, (await create(ours))["id"])
+    assert (after["output_text"], len(upstream.requests)) == ("Hello", 2)
 
 
 async def test_a_connection_that_breaks_after_the_first_output_fails_the_response(
