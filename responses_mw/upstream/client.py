@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -190,9 +191,10 @@ class Upstream:
         Raises `UpstreamError` if there is no response, or if its body is too large or compressed. In an error response, such a
         body is returned as empty.
         """
+        limit = CHECK_TIMEOUT if is_quick else self._settings.timeout
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT if is_quick else self._settings.timeout):
-                response = await self._send(method, path, caller, content)
+            async with asyncio.timeout(limit):
+                response = await self._send(method, path, caller, content, limit)
                 body = await self._body(response, max_bytes)
         except (httpx.HTTPError, TimeoutError) as error:
             raise from_transport(error) from error
@@ -209,14 +211,16 @@ class Upstream:
         finally:
             await response.aclose()
 
-    async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, caller: Caller, content: bytes = b"", limit: float = math.inf
+    ) -> httpx.Response:
         """Send a request, and return the response without reading its body. Raises `UpstreamError` if there is no response.
 
         The request is retried if no connection can be made, or if a 502 or 503 arrives within `CRASH_AFTER` seconds. Retries
-        stop after half of `upstream.status_grace`.
+        stop after half of `upstream.status_grace`, or after half of the caller's `limit` in seconds.
         """
         # The second half of the grace period is left for the last attempt, so that its status can still be sent to the caller.
-        until = time.monotonic() + self._settings.status_grace / 2
+        until = time.monotonic() + min(self._settings.status_grace, limit) / 2
         pause = _FIRST_BACK_OFF
         while True:
             try:

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from benchmarks.processes import free_port
+from responses_mw.upstream import client as client_module
 from responses_mw.upstream import stream as stream_module
 from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, TINY, completion, error, text
@@ -192,6 +193,15 @@ async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) ->
         response = await ours.http.post("/v1/responses", json=body)
         assert response.status_code == 502
         assert response.json()["error"]["code"] == "upstream_unreachable"
+
+
+async def test_an_upstream_that_is_away_is_no_timeout_however_long_the_grace(
+    start_at: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CHECK_TIMEOUT", 0.5)
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{free_port()}", upstream__status_grace=60)
+    response = await ours.http.post("/v1/responses", json=BODY)
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_unreachable")
 
 
 async def test_an_upstream_that_comes_within_the_grace_is_waited_for(
