@@ -195,12 +195,15 @@ def test_a_chunk_without_text_does_not_part_the_halves_of_a_character(between: d
         b'{"object":"error","message":"overloaded"}',
         b'{"type":"error","message":"overloaded"}',
         b'{"type":"response.completed","response":{"output":[]}}',
+        rb'{"type":"response.incomplete","response":{"output_text":"a\ud83d"}}',
     ],
 )
 def test_half_a_character_does_not_hold_back_the_end_of_the_answer(frame: bytes) -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
-    assert halves.feed(frame) == [rb'{"choices":[{"delta":{"content":"a\ufffd"}}]}', frame]
+    whole = frame.replace(rb"\ud83d", rb"\ufffd")
+    assert halves.feed(frame) == [rb'{"choices":[{"delta":{"content":"a\ufffd"}}]}', whole]
+    assert not halves.is_holding
 
 
 def test_half_a_character_holds_back_its_chunk_only_until_the_next_one() -> None:

@@ -42,11 +42,9 @@ _WHOLE = re.compile(rb"(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*+" % _PAIR, re.DOTALL
 _ESCAPE = re.compile(rb"\\(?:%b|(?P<half>ud[89a-f][0-9a-f]{2})|.)" % _PAIR, re.DOTALL | re.IGNORECASE)
 _HALF_AT_END = re.compile(rb'(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2})(?=")', re.IGNORECASE)  # a first half that ends a string
 _HALF_AT_BEGIN = re.compile(rb'(?<=[^\\]")\\ud[c-f][0-9a-f]{2}', re.IGNORECASE)  # a second half that begins a string
-# A text that is not empty, the whole response, an error, or the end of the stream.
-_ENDS_WAIT = re.compile(
-    rb'"(?:(?:content|text|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]|(?:response|error)": ?\{)'
-    rb'|"(?:object|type)": ?"error"|^\[DONE\]'
-)
+_SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]')
+# The whole response, an error, or the end of the stream, which must not wait for another frame.
+_END = re.compile(rb'"(?:response|error)": ?\{|"(?:object|type)": ?"error"|^\[DONE\]')
 _MAX_HELD = 16  # maximum number of frames that are held back
 
 
@@ -70,12 +68,12 @@ class SurrogateHalves:
         """Return the frames that are ready, in order. Their JSON has no halves."""
         if not self._held and ((frame.find(b"\\ud") < 0 and frame.find(b"\\uD") < 0) or _WHOLE.fullmatch(frame)):
             return [frame]  # nearly every frame
-        if 0 < len(self._held) < _MAX_HELD and not _ENDS_WAIT.search(frame):
+        if 0 < len(self._held) < _MAX_HELD and not (_SOME_TEXT.search(frame) or _END.search(frame)):
             self._held.append(frame)
             return []
         frame = self._joined(frame)
         ready = self.flush()
-        if _HALF_AT_END.search(frame):
+        if _HALF_AT_END.search(frame) and not _END.search(frame):
             self._held = [frame]
             return ready
         return [*ready, _without_halves(frame)]
