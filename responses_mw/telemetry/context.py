@@ -89,7 +89,7 @@ class RequestContext:
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
 
-    Set by the first turn of the response. Turns that only summarize the history do not count, so a compaction sets nothing.
+    Set when the chunk arrives, by the first turn of the response. Turns that only summarize the history do not set it.
     Without `stream`, the whole answer is usually one chunk. None until a chunk arrives. No chunk arrives for cache hits,
     repeated and background creates, refused requests, and upstreams that respond with an error. A JSON response is sent after
     the last turn or an error. A stream's headers are sent after the first chunk, an error or `upstream.status_grace`, whichever
@@ -100,7 +100,7 @@ class RequestContext:
     has_left: bool = False  # whether the connection was closed before the HTTP response was complete, other than by an error
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
-    """The time when the request or message arrived or the job began, as `time.perf_counter()`."""
+    """The time when the request's headers or the message arrived, or the job began, as `time.perf_counter()`."""
 
     def fail(self, error: Exception) -> None:
         """Record the error. `outcome` becomes `refused` for our 4xx and for the upstream's 401 and 403, otherwise `failed`."""

@@ -60,6 +60,13 @@ async def from_foreign_page(start: Start, _: ScriptedUpstream, headers: dict[str
     return await post(start(), {**headers, "origin": "https://evil.example"})
 
 
+async def over_limit(start: Start, upstream: ScriptedUpstream, headers: dict[str, str]) -> httpx.Response:
+    ours = start(limits__requests_per_minute=1)
+    upstream.whole(HI)
+    await post(ours)
+    return await post(ours, headers)
+
+
 async def repeated(start: Start, upstream: ScriptedUpstream, headers: dict[str, str], *, stream: bool) -> httpx.Response:
     ours, key = start(), {"idempotency-key": "1"}
     upstream.stream(*HELLO)
@@ -119,7 +126,7 @@ CREATES: dict[str, Create] = {
         for each in _BOTH
         for stream in (False, True)
     },
-    **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page)},
+    **{each.__name__: each for each in (broken_off, no_json, without_key, from_foreign_page, over_limit)},
 }
 """Functions that send one create with the given headers and return the response, by a description of the response."""
 _ANSWERED = ("completed", "two_turns", "with_new_key", "not_cached", "broken_off", "of_responses_api")
