@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from tests.support.servers import Start
 
 
-STATUSES = {"refused": 400, "invalid": 400, "no_json": 400, "without_key": 401, "from_foreign_page": 403, "broken_off": 502, "over_limit": 429}
+STATUSES = {
+    "refused": 400,
+    "invalid": 400,
+    "no_json": 400,
+    "without_key": 401,
+    "from_foreign_page": 403,
+    "broken_off": 502,
+    "over_limit": 429,
+}
 
 
 @pytest.mark.parametrize("kind", CREATES)
