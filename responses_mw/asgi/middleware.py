@@ -80,7 +80,11 @@ class Dispatcher:
         if application is None:
             await self.app(scope, receive, send)
         else:
-            await application.routes(ours, receive, send)
+            try:
+                await application.routes(ours, receive, send)
+            except asyncio.CancelledError:
+                if not application.drain.ends_cancelled():
+                    raise
 
     def _check(self, scope: Scope, path: str | None) -> None:
         """Raise `UpgradeRequired` for a WebSocket to our paths if WebSockets are off. For HTTP, call `check_upgrade`."""

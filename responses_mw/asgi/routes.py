@@ -78,10 +78,9 @@ class Routes:
                     await response(scope, receive, send)
         except asyncio.CancelledError:
             drain = self._context.runner.drain
-            if not drain.ends_cancelled():
-                raise
-            if not _has_started(response):
+            if drain.is_over and not _has_started(response):
                 await ErrorResponse(drain.error())(scope, receive, send)
+            raise
         finally:
             await self._context.limits.end_stream(scope)
 

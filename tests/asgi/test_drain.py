@@ -16,9 +16,11 @@ import httpx
 import pytest
 
 from benchmarks.processes import free_port
+from responses_mw.asgi.middleware import Dispatcher
+from responses_mw.state.usage import Usage
 from tests.engine.test_cancellation import Client
 from tests.support.oracle import check
-from tests.support.scripted import Signal, completion, finish, text
+from tests.support.scripted import HELLO, Signal, completion, finish, text
 from tests.support.servers import PATIENCE, Ours, wait_until_serving
 from tests.support.websocket import opened
 
@@ -170,6 +172,29 @@ async def test_a_proxied_stream_longer_than_the_drain_is_broken_off_quietly(laun
                 await anext(pieces)
     await server.has_stopped()
     assert "ERROR" not in server.log.read_text()
+
+
+async def test_a_request_that_the_server_cancels_after_its_response_ends_quietly(
+    apps: Apps, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = asyncio.Event()
+
+    async def hang(*_: object) -> None:  # as a Redis that does not answer
+        leaving.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Usage, "leave", hang)
+    upstream.stream(*HELLO)
+    client = Client()
+    client.may_read.set()
+    async with apps.open(limits__streams=5) as app:
+        request = asyncio.create_task(client.call(app))
+        await leaving.wait()
+        assert isinstance(app, Dispatcher)
+        await app.fail_runs()
+        request.cancel()
+        await request
+    assert client.bodies[-1].endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_connection_is_closed(
