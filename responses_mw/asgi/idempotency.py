@@ -87,10 +87,9 @@ class OnceOnly:
         """Return the stored response to an earlier request with the key. If there is none, reserve the key and return None.
 
         If another request is creating the response, wait for it. If `wait` is false, raise `Conflict` instead. Raises `Missing`
-        if the response was deleted or has expired, `BadRequest` if the key was used with another body, `StateUnavailable` if
-        Redis fails, and the gate's errors.
+        if the response was deleted or has expired, `BadRequest` if the key was used with another body, or `StateUnavailable` if
+        Redis fails.
         """
-        await self._gate()
         pause = _MIN_PAUSE
         while True:
             verdict, response_id = await self._reserve()
@@ -130,7 +129,8 @@ class OnceOnly:
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events of the run `batches`. If the key already has a response, yield that response's events instead.
 
-        If `open_reasoning` is true, reasoning events have the names of Open Responses. Raises the same errors as `earlier`.
+        If `open_reasoning` is true, reasoning events have the names of Open Responses. Raises the errors of `earlier` and
+        `making`.
         """
         async with aclosing(batches), self.making():
             stored = await self.earlier(wait=not request.stream)
@@ -151,8 +151,10 @@ class OnceOnly:
     async def making(self) -> AsyncIterator[None]:
         """Renew the key's lease while the `with` block reserves the key and creates the response.
 
-        If the block fails, release the key if it is reserved, unless the response may already be stored.
+        If the block fails, release the key if it is reserved, unless the response may already be stored. Raises the gate's
+        errors before Redis is used.
         """
+        await self._gate()
         async with in_background(self._renew()):
             try:
                 yield

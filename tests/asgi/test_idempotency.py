@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,9 @@ from responses_mw.app import open_state
 from responses_mw.asgi import idempotency
 from responses_mw.asgi.idempotency import OnceOnly
 from responses_mw.engine.runner import Runner
+from responses_mw.errors import Unauthorized
 from responses_mw.protocol.request.create import parse
+from responses_mw.state import State, connect
 from tests.support.configured import make_settings
 from tests.support.echo import Echo
 from tests.support.oracle import check
@@ -174,6 +178,21 @@ async def test_a_request_that_is_cancelled_while_it_reserves_its_key_frees_it(re
             running.cancel()
             await asyncio.wait({running})
             assert await OnceOnly(state, "owner", str(steps), b"{}", accept).earlier(wait=False) is None
+
+
+async def test_redis_is_not_used_for_a_refused_caller(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse() -> None:
+        raise Unauthorized("no")
+
+    async def answer() -> AsyncGenerator[list[Event], None]:
+        yield []
+
+    caplog.set_level(logging.DEBUG, "responses_mw")
+    async with aclosing(State(connect("redis://127.0.0.1:1"))) as state:
+        guard = OnceOnly(state, "owner", "1", b"{}", refuse)
+        with pytest.raises(Unauthorized):
+            await anext(guard.run(answer(), parse(BODY), open_reasoning=False))
+    assert "could not release" not in caplog.text
 
 
 async def test_a_key_whose_response_was_deleted_is_not_run_again(ours: Ours, upstream: ScriptedUpstream) -> None:
