@@ -25,6 +25,7 @@ from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input, parse_previous
 from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names, distinct, offered
 from responses_mw.protocol.response import compaction
+from responses_mw.protocol.response.replay import OutputReplay
 from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
 from responses_mw.protocol.tool_kinds.client_defined import as_pattern
@@ -228,6 +229,25 @@ def halves_of_characters(size: int) -> Work:
     return lambda: [SurrogateHalves().feed(frame), SurrogateHalves().feed(frame + b'"')]
 
 
+def text_that_ends_again_and_again(size: int) -> Work:
+    place = {"output_index": 0, "content_index": 0}
+    item = {"type": "message", "content": [{"type": "output_text", "text": ""}]}
+    steps = [
+        {"type": "response.output_text.delta", **place, "delta": "a" * 3000},
+        {"type": "response.output_text.done", **place, "text": ""},
+        {"type": "response.content_part.done", **place},
+    ]
+
+    def work() -> None:
+        replay = OutputReplay([])
+        replay.take({"type": "response.output_item.added", "item": item})
+        for _ in range(size):
+            for step in steps:
+                replay.take(step)
+
+    return work
+
+
 def frames_in_one_read(size: int) -> Work:
     data = b"data: {}\r\n\r\n" * size
     return lambda: SSEDecoder().feed(data)
@@ -259,6 +279,7 @@ def frames_in_one_read(size: int) -> Work:
         (frame_in_small_reads, 10_000),
         (frames_in_one_read, 10_000),
         (halves_of_characters, 5_000),
+        (text_that_ends_again_and_again, 500),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -278,6 +278,14 @@ def test_a_text_that_grows_in_malformed_content_does_no_harm(content: Any, index
     LogReplay().read(sse.encode(events))  # a job's log, from which another worker reads the output
 
 
+def test_a_text_that_has_ended_is_not_ended_again() -> None:
+    text_done = {**NEW_PART, "type": "response.output_text.done", "text": "Hello", "logprobs": []}
+    part_done = {**NEW_PART, "type": "response.content_part.done", "part": message(text="Hello")["content"][0]}
+    late = [text_done, delta("!"), part_done, delta("!"), part_done, done(message(text="Hello"))]
+    events = run(numbered(CREATED, added(message()), NEW_PART, delta("Hello"), *late, completed()))
+    assert [event.type for event in events].count("response.output_text.done") == 1
+
+
 def test_log_probabilities_that_are_no_list_do_no_harm() -> None:
     said = [CREATED, added(message()), NEW_PART, {**delta("Hello"), "logprobs": 5}]
     response = ended([*said, completed()])

@@ -165,8 +165,8 @@ class ResponsesPassthrough(ResponseBuilder):
         if target is OUTPUT_TEXT and step in ("delta", "done"):
             event.setdefault("logprobs", [])
         if step == "done" and target.stem == PARTS.get(target.holder):  # the text of the part ends first
-            texts = ((text.stem, event[target.index]) for text in TEXTS.values() if text.holder == target.holder)
-            self._end_parts(place, [text for text in texts if text in self._output.open[place]])
+            texts = [text.stem for text in TEXTS.values() if text.holder == target.holder]
+            self._end_parts(place, [(stem, event[target.index]) for stem in texts])
 
     def _set_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
         """Set the index of the event's part. Without a valid index, the event belongs to the last part."""
@@ -184,9 +184,10 @@ class ResponsesPassthrough(ResponseBuilder):
             where = {"item_id": item["id"], "output_index": place, target.index: index}
             self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": target.new_part()})
 
-    def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
-        """Emit the missing `done` events in `left`, for parts and texts of the item at `place`."""
-        for stem, index in left:
+    def _end_parts(self, place: int, some: Iterable[tuple[str, int]]) -> None:
+        """Emit the missing `done` events for `some` parts and texts of the item at `place`, if they are open."""
+        begun = self._output.open[place]
+        for stem, index in [one for one in some if begun.get(one)]:
             item, target = self._output.put(place), TARGETS[stem]
             where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
             ended = item[target.holder][index] if target.holder else item

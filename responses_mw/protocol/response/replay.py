@@ -37,8 +37,10 @@ class OutputReplay:
     def __init__(self, items: list[Item]) -> None:
         """`items` are the complete items before the first event. New items are appended to this list."""
         self.items = items
-        self.open: dict[int, dict[tuple[str, int], list[Mapping[str, Any]]]] = {}
-        """Maps the index of an open item to the stems and indices of its open parts and texts, with deltas not yet joined."""
+        self.open: dict[int, dict[tuple[str, int], bool]] = {}
+        """Maps the index of an open item to the stems and indices of its parts and texts, and to whether they are open."""
+        self._deltas: dict[int, dict[tuple[str, int], list[Mapping[str, Any]]]] = {}
+        """Maps the index of an open item to the deltas of its texts that have not been joined."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply an event to the items.
@@ -50,13 +52,13 @@ class OutputReplay:
         if kind == ADDED:
             if len(self.open) >= MAX_OPEN:
                 raise UpstreamError(f"The upstream began more than {MAX_OPEN} items at once.")
-            self.open[len(self.items)] = {}
+            self.open[len(self.items)], self._deltas[len(self.items)] = {}, {}
             self.items.append(event["item"])
         elif not isinstance(place, int) or place not in self.open:
             return
         elif kind == DONE:
             self.items[place] = event["item"]
-            del self.open[place]
+            del self.open[place], self._deltas[place]
         else:
             self._grow(place, event)
 
@@ -65,9 +67,11 @@ class OutputReplay:
         target = TARGETS.get(stem)
         if target is None:
             return
-        index, deltas = event.get(target.index, 0), self.open[place]
+        index = event.get(target.index, 0)
+        begun, deltas = self.open[place], self._deltas[place]
         if step == "delta" and target.member:
             deltas.setdefault((stem, index), []).append(event)
+            begun.setdefault((stem, index), True)
         elif step == "added" and stem == PARTS.get(target.holder):
             item, part = self.items[place], event.get("part")
             parts = item.get(target.holder) or []
@@ -76,20 +80,18 @@ class OutputReplay:
             if len(parts) >= MAX_OPEN:
                 raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
             item[target.holder] = [*parts, dict(part)]
-            begun = [text.stem for text in TEXTS.values() if text.part == part.get("type")]
-            deltas |= {(one, index): [] for one in (*begun, stem)}
+            texts = (text.stem for text in TEXTS.values() if text.part == part.get("type"))
+            begun |= dict.fromkeys(((one, index) for one in (*texts, stem)), True)
         elif step == "done":
-            item = self.put(place)
-            deltas.pop((stem, index), None)
+            begun[stem, index] = False
             if not target.holder and isinstance(text := event.get(target.member), str):
-                item[target.member] = text  # even without deltas
+                deltas.pop((stem, index), None)
+                self.items[place][target.member] = text  # even without deltas
 
     def put(self, place: int) -> Item:
         """Add the collected deltas to the item at `place`, and return the item."""
-        item = self.items[place]
-        for (stem, index), events in self.open.get(place, {}).items():
-            if not events:
-                continue
+        item, deltas = self.items[place], self._deltas.get(place, {})
+        for (stem, index), events in deltas.items():
             target = TARGETS[stem]
             holder = _part(item, target, index) if target.part else item
             texts = (holder.get(target.member), *(event.get("delta") for event in events))
@@ -97,7 +99,7 @@ class OutputReplay:
             logprobs = [one for each in (holder, *events) for one in _logprobs(each)] if target.part else []
             if logprobs:
                 holder["logprobs"] = logprobs
-            events.clear()
+        deltas.clear()
         return item
 
     def join(self) -> None:
@@ -110,6 +112,7 @@ class OutputReplay:
         for place in self.open:
             self.put(place)["status"] = "incomplete"
         self.open.clear()
+        self._deltas.clear()
 
 
 def _logprobs(holder: Mapping[str, Any]) -> list[Any]:
