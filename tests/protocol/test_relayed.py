@@ -286,6 +286,13 @@ def test_a_text_that_has_ended_is_not_ended_again() -> None:
     assert [event.type for event in events].count("response.output_text.done") == 1
 
 
+def test_a_call_has_no_parts_for_an_index() -> None:
+    call = {"id": "fc_theirs", "type": "function_call", "arguments": "", "name": "f", "call_id": "c"}
+    grown = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "{}", "_index": []}
+    output = ended([CREATED, added(call), grown, completed({**call, "arguments": "{}"})])["output"]
+    assert output == [{**call, "id": "fc_0", "arguments": "{}"}]
+
+
 def test_log_probabilities_that_are_no_list_do_no_harm() -> None:
     said = [CREATED, added(message()), NEW_PART, {**delta("Hello"), "logprobs": 5}]
     response = ended([*said, completed()])

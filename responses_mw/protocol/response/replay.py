@@ -67,7 +67,7 @@ class OutputReplay:
         target = TARGETS.get(stem)
         if target is None:
             return
-        index = event.get(target.index, 0)
+        index = event.get(target.index, 0) if target.holder else 0
         begun, deltas = self.open[place], self._deltas[place]
         if step == "delta" and target.member:
             deltas.setdefault((stem, index), []).append(event)
