@@ -286,6 +286,12 @@ def test_a_text_that_has_ended_is_not_ended_again() -> None:
     assert [event.type for event in events].count("response.output_text.done") == 1
 
 
+def test_a_part_of_a_type_that_its_list_does_not_hold_does_no_harm() -> None:
+    odd = {**NEW_PART, "type": "response.reasoning_summary_part.added"}
+    response = ended([CREATED, added(message()), NEW_PART, delta("Hello"), odd, odd, done(message(text="Hello")), completed()])
+    assert (response["status"], response["output_text"]) == ("completed", "Hello")
+
+
 def test_a_call_has_no_parts_for_an_index() -> None:
     call = {"id": "fc_theirs", "type": "function_call", "arguments": "", "name": "f", "call_id": "c"}
     grown = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "{}", "_index": []}

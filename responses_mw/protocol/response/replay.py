@@ -80,7 +80,8 @@ class OutputReplay:
             if len(parts) >= MAX_OPEN:
                 raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
             item[target.holder] = [*parts, dict(part)]
-            texts = (text.stem for text in TEXTS.values() if text.part == part.get("type"))
+            kinds = (text for text in TEXTS.values() if text.holder == target.holder)
+            texts = (text.stem for text in kinds if text.part == part.get("type"))
             begun |= dict.fromkeys(((one, index) for one in (*texts, stem)), True)
         elif step == "done":
             begun[stem, index] = False
