@@ -133,7 +133,7 @@ class Runner:
                 return await self._backend.count(run)
             finally:
                 if run.toolbox is not None:
-                    self._tools.close(run.toolbox)
+                    await self._tools.close(run.toolbox)
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
         """Compact the history and input of `request`, and return a `response.compaction`. Raises `APIError` if that fails."""
@@ -350,7 +350,7 @@ class Runner:
                 if run.turn is not None:
                     await run.turn.aclose()
         if run.toolbox is not None:
-            self._tools.close(run.toolbox)
+            await self._tools.close(run.toolbox)
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
         """Store the response, and return its terminal event. An error is raised in mode WHOLE, otherwise the response fails."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx
 
 from ..auth import Gate
@@ -38,6 +39,8 @@ KINDS: tuple[tuple[ToolKind, type[ServerTool]], ...] = (
 _CLASSES = {type_: tool for kind, tool in KINDS for type_ in kind.types}
 _MAX_APPROVED = 128  # approved calls of one request run concurrently
 _MAX_SERVERS = 64
+MAX_CLOSING = 256
+"""Maximum number of toolboxes that are closed in the background. Further runs end only when their toolboxes are closed."""
 
 
 @dataclass(eq=False)
@@ -98,11 +101,14 @@ class Tools:
         approved = _approved(items, own)
         return Toolbox(entries, approved, gate) if entries or approved else None
 
-    def close(self, toolbox: Toolbox) -> None:
-        """Close `toolbox` in the background, because an MCP server may be slow to end its session."""
+    async def close(self, toolbox: Toolbox) -> None:
+        """Close `toolbox`, in the background if possible, because an MCP server may be slow to end its session."""
         task = background_task(toolbox.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        if len(self._closing) > MAX_CLOSING:
+            with anyio.CancelScope(shield=True):  # otherwise, runs that are cancelled would exceed the maximum
+                await asyncio.wait({task})
 
     async def aclose(self) -> None:
         """Wait for the toolboxes that are being closed, for about two seconds at most."""

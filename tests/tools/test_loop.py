@@ -14,7 +14,7 @@ from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, Signal, call, completion, error, finish, json_answer, stream_answer, text, usage
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tests.support.scripted import Chunk, ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
@@ -367,12 +367,9 @@ async def test_a_private_address_is_refused_unless_it_is_allowed(start: Start, s
     assert response.json()["error"]["param"] == "tools[0].server_url"
 
 
-@pytest.mark.parametrize("ask", [stream, whole])
-async def test_no_response_waits_for_a_server_to_end_its_session(
-    ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch, ask: Any
-) -> None:
-    monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)
-    app, asked, go = Older(weather().streamable_http_app()), Signal(), Signal()
+def held(signals: tuple[Signal, Signal]) -> ASGIApp:
+    """An MCP server that sets the first signal when it is asked to end a session, and then waits for the second one."""
+    app, (asked, go) = Older(weather().streamable_http_app()), signals
 
     async def holding(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") == "DELETE":
@@ -380,10 +377,41 @@ async def test_no_response_waits_for_a_server_to_end_its_session(
             await go.wait()
         await app(scope, receive, send)
 
+    return holding
+
+
+@pytest.mark.parametrize("ask", [stream, whole])
+async def test_no_response_waits_for_a_server_to_end_its_session(
+    ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
+    monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)
+    asked, go = Signal(), Signal()
+    server = {"type": "mcp", "server_label": "w", "server_url": serve(held((asked, go))) + "/mcp", **NOBODY}
     upstream.queue(stream_answer(*HELLO) if ask is stream else json_answer(completion({"content": "Hello"})))
     try:
         async with asyncio.timeout(30):
-            await ask(ours, tools=[{"type": "mcp", "server_label": "w", "server_url": serve(holding) + "/mcp", **NOBODY}])
+            await ask(ours, tools=[server])
             await asked.wait()
+    finally:
+        go.set()
+
+
+async def test_a_response_waits_if_too_many_sessions_are_being_ended(
+    ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)
+    monkeypatch.setattr("responses_mw.tools.toolbox.MAX_CLOSING", 1)
+    asked, go = Signal(), Signal()
+    server = {"type": "mcp", "server_label": "w", "server_url": serve(held((asked, go))) + "/mcp", **NOBODY}
+    for _ in range(2):
+        upstream.queue(json_answer(completion({"content": "Hello"})))
+    try:
+        async with asyncio.timeout(30):
+            await whole(ours, tools=[server])
+            second = asyncio.create_task(whole(ours, tools=[server]))
+            done, _ = await asyncio.wait({second}, timeout=0.5)
+            assert not done
+            go.set()
+            await second
     finally:
         go.set()
