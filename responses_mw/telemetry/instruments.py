@@ -55,6 +55,10 @@ class Instrument(Generic[Metric]):
         self._labels = labels
         self._series: dict[_Key, tuple[Metric, Attributes]] = {}
 
+    def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
+        key = tuple(attributes.items())
+        return self._series.get(key) or self._new_series(key)
+
     def _new_series(self, given: _Key) -> tuple[Metric, Attributes]:
         """Return a new series, and the attributes to record. After `MAX_SERIES` series, all labels of new ones are `OTHER`."""
         attributes = dict(given)
@@ -72,8 +76,7 @@ class Instrument(Generic[Metric]):
 
 class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
     def add(self, amount: int = 1, attributes: Mapping[str, str | int] = {}) -> None:
-        key = tuple(attributes.items())
-        series, _ = self._series.get(key) or self._new_series(key)
+        series, _ = self._series_of(attributes)
         if amount:
             series.inc(amount)
 
@@ -121,8 +124,7 @@ class Histogram(Instrument[prometheus.Histogram]):
         self._otel = _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=buckets)
 
     def record(self, value: float, attributes: Attributes) -> None:
-        key = tuple(attributes.items())
-        series, attributes = self._series.get(key) or self._new_series(key)
+        series, attributes = self._series_of(attributes)
         series.observe(value)
         self._otel.record(value, attributes)
 
