@@ -35,6 +35,8 @@ MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Maximum number of bytes from the upstream and tools for one response: about 400,000 tokens in chunks of 300 bytes."""
 
 _RETRIED = frozenset({502, 503})
+_NO_ANSWER = frozenset({502, 503, 504})
+"""Statuses that a gateway sends if the server behind it is unavailable."""
 _FIRST_BACK_OFF = 0.01
 
 
@@ -115,7 +117,7 @@ class Upstream:
             if models is None:
                 if response.status_code >= 300:
                     error = await self._fault(response, caller)
-                    if error.is_overload or error.status in (502, 503, 504):
+                    if error.is_overload or error.status in _NO_ANSWER:
                         raise error
                 return OPENAI  # if the upstream refuses this caller, its error for the chat request gives the reason
             self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
@@ -151,7 +153,7 @@ class Upstream:
         """
         try:
             response = await self._fetch("GET", "/v1/models", caller)
-            if response.status_code in (502, 503, 504):
+            if response.status_code in _NO_ANSWER:
                 raise await self._fault(response, caller)
         except UpstreamError as error:
             error.is_overload = True
