@@ -26,7 +26,7 @@ from ..ids import random_part
 from ..threads import background_task
 from . import SandboxSettings
 from .jail.isolation import LEVELS, LIMITS, Isolation
-from .jail.launch import MAX_FILES, Plan
+from .jail.launch import MAX_FILES, RESUME, SWEEP, Plan
 
 _BOOT = (
     "import sys, json; sys.path.insert(0, sys.argv[1]); from jail.launch import main; sys.path.pop(0); "
@@ -290,6 +290,7 @@ class Container:
         assert self._writer is not None
         nonce = secrets.token_hex(16)
         request = json.dumps({"nonce": nonce, "code": code}).encode("ascii")
+        self._orders.write(RESUME)
         self._writer.write(len(request).to_bytes(_LENGTH, "big") + request)
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
@@ -304,8 +305,8 @@ class Container:
         return reply
 
     async def _sweep(self) -> None:
-        """Make the init process kill the processes that the cell left behind. Raises `SandboxError` if the container ends."""
-        self._orders.write(b".")
+        """Make the init process freeze the container, and kill what the cell left behind. Raises `SandboxError` if it ends."""
+        self._orders.write(SWEEP)
         report = await self._reports.readline()
         if report != _SWEPT:
             raise SandboxError(report.decode("ascii") or _UNEXPLAINED)

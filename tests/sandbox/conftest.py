@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
@@ -28,12 +28,9 @@ def launch(sandbox_fork_server: ForkServer) -> Iterator[Launch]:
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[Launch]:
-    """Starts a sandbox that all tests share, or gives it if it runs: each test must leave it well.
-
-    It has few containers: those that are left idle take CPU time, because their memory is checked.
-    """
+    """Starts a sandbox that all tests share, or gives it if it runs: each test must leave it well."""
     with ExitStack() as stack:
-        yield cache(partial(launcher(stack), max_containers=6))
+        yield cache(launcher(stack))
 
 
 @pytest.fixture(scope="package", params=levels())

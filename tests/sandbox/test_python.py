@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from responses_mw.sandbox import SandboxSettings
-from tests.support.sandbox import Launch, Sandbox, command, environment, levels, until_descendants
+from tests.support.sandbox import Launch, Sandbox, command, environment, levels, time_of, until_descendants
 
 BEST = levels()[0]
 
@@ -109,6 +109,26 @@ async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost
     again = await hasty.call("1", outcome["container_id"])
     assert again.is_error
     assert f"Container with id '{outcome['container_id']}' not found" in again.content[0].text
+
+
+async def test_an_idle_container_takes_no_time(launch: Launch) -> None:
+    sandbox = launch(BEST)
+    code = """
+import threading, time
+count = 0
+def counting():
+    global count
+    while True: count += 1
+threading.Thread(target=counting, daemon=True).start()
+"""
+    first = await sandbox.run(code)
+    pids = await until_descendants(sandbox, 3)
+    taken: list[int] = []
+    with anyio.fail_after(20):  # the first times may include the end of the call
+        while taken != (taken := [time_of(pid) for pid in pids]):
+            await anyio.sleep(0.5)
+    counted = int(await sandbox.value("count", first["container_id"]) or 0)
+    assert int(await sandbox.value("time.sleep(0.2) or count", first["container_id"]) or 0) > counted  # the thread goes on
 
 
 async def test_an_expired_container_is_an_error_that_names_it(launch: Launch) -> None:

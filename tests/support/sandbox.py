@@ -154,6 +154,11 @@ async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
     return descendants
 
 
+def time_of(pid: int) -> int:
+    """The nanoseconds for which the threads of a process have run."""
+    return sum(int(times.read_text().split()[0]) for times in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
 def levels() -> list[str]:
     """What can be tried here: an ordinary user has but the level that the kernel gives. All levels take three minutes
     (`RESPONSES_MW_TEST_LEVELS=all`); the suite as it always runs tries the strongest."""

@@ -3,8 +3,9 @@
 The other processes in the container cannot send signals to the init process. When the init process exits, they are killed. The
 service controls the init process through its standard input and output:
 
-- For each byte of input, the init process kills the processes that the last call left behind, and writes the line `swept`. If
-  `/proc` cannot be mounted, it does not know these processes, and only freezes them.
+- Before a call, the service writes `RESUME`. The init process resumes the code, and monitors the memory during the call.
+- After a call, the service writes `SWEEP`. The init process freezes the code, kills the processes that the call left, and
+  writes the line `swept`. If `/proc` cannot be mounted, it does not know these processes, and only freezes them.
 - When the input is closed, for example because the service crashed, the init process exits.
 - If the init process exits for another reason, it first writes the reason, for example `its process was killed by SIGKILL`. The
   service includes this text in its reply.
@@ -34,7 +35,8 @@ from typing import NoReturn, TypedDict
 
 from . import isolation, seccomp
 
-_TICK = 0.1  # seconds between two checks of the memory
+RESUME, SWEEP = b"r", b"s"
+_TICK = 0.1  # seconds between two checks of the memory during a call
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHANNEL = 3  # file descriptor of the channel in the process that runs the code
 _MAX_DESCRIPTORS = 65_536
@@ -129,14 +131,19 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:
 
     The reason is empty if the service has closed the input.
     """
+    tick: float | None = _TICK
     while True:
-        readable, _, _ = select.select([0], [], [], _TICK)
-        if readable:
-            if not os.read(0, 1):
-                return ""
+        order = os.read(0, 1) if select.select([0], [], [], tick)[0] else None
+        if order == b"":
+            return ""
+        if order == RESUME:
+            os.kill(code, signal.SIGCONT)
+            tick = _TICK
+        elif order == SWEEP:
             if not _sweep(code, namespaces=namespaces):
                 return "it started processes that could not be ended"
             os.write(1, b"swept\n")
+            tick = None  # frozen code, or a single process with limited memory, needs no checks
         _reap_orphans(code)
         pid, status = os.waitpid(code, os.WNOHANG)
         if pid:
@@ -170,22 +177,21 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """Kill all processes except `code`, or freeze them if there is no `/proc`. Return whether all known ones have ended."""
+    """Freeze all processes, and kill those except `code` that are known. Return whether all of them have ended."""
     if not namespaces:
         return True  # the code cannot start processes
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGSTOP)  # stop all processes, so that none can fork in the meantime
     for _ in range(_SWEEPS):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)  # stop all processes, so that none can fork or wake another in the meantime
         others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
         if not others:
-            break
+            return True
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_SWEEP_PAUSE)
         _reap_orphans(code)
-    os.kill(code, signal.SIGCONT)
-    return not others
+    return False
 
 
 def _reap_orphans(code: int) -> None:
