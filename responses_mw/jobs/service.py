@@ -59,6 +59,7 @@ class JobService:
         self._sealer = sealer
         self._worker = worker
         self._followers: set[_Follower] = set()
+        self._checked: set[str] = set()  # responses that a follower has settled within the last `POLL` seconds
         self._lease = settings.lease
         self._keys_agree = redis.url is None  # an embedded store has no other replicas
         self._working: asyncio.Task[None] | None = None
@@ -119,7 +120,7 @@ class JobService:
         raises `BadRequest` if the log has expired, or if the response is running and its log has not reached event `after`. It
         raises `StateUnavailable` if Redis fails.
         """
-        follower = _Follower(self._state, document, after, self.settle, is_closed=self._stopped)
+        follower = _Follower(self._state, document, after, self._check, is_closed=self._stopped)
         self._followers.add(follower)
         try:
             channel = response_address(document["id"]).events
@@ -187,6 +188,19 @@ class JobService:
             except (Deleted, Fenced):
                 logger.debug("response %s was finalized by another process", response_id)
 
+    async def _check(self, response_id: str) -> None:
+        """Settle a response for all of its followers in this process, at most once in `POLL` seconds. Log errors."""
+        if response_id in self._checked:
+            return
+        self._checked.add(response_id)
+        asyncio.get_running_loop().call_later(POLL, self._checked.discard, response_id)
+        try:
+            await self.settle(response_id)
+        except StateUnavailable:
+            logger.debug("response %s cannot be finalized yet", response_id)
+        except Exception:
+            logger.exception("could not finalize response %s", response_id)
+
     def work(self) -> None:
         """Start claiming jobs if this process has a worker. If the wrapped app is the upstream, it must have started."""
         if self._worker is not None and not self._stopped:
@@ -228,11 +242,11 @@ class _Follower:
     """Reads one log for one client. `number` is the number of the last event that was passed to the client."""
 
     def __init__(
-        self, state: State, document: Document, number: int, settle: Callable[[str], Awaitable[None]], *, is_closed: bool
+        self, state: State, document: Document, number: int, check: Callable[[str], Awaitable[None]], *, is_closed: bool
     ) -> None:
         self._state = state
         self._document = document
-        self._settle = settle
+        self._check = check
         self.response_id: str = document["id"]
         self.number = number
         self._is_closed = is_closed
@@ -272,7 +286,7 @@ class _Follower:
     async def _news(self) -> Batch | None:
         """Return the next announced batch, or None if the next batch must be read from the log.
 
-        After `POLL` seconds without news, settle the response, because a worker or a message may be lost.
+        After `POLL` seconds without news, check the response, because a worker or a message may be lost.
         """
         if not self._has_news:
             waiter: asyncio.Future[Batch | None] = asyncio.get_running_loop().create_future()
@@ -281,12 +295,7 @@ class _Follower:
             self._waiter = None
             if waiter.done():
                 return waiter.result()
-            try:
-                await self._settle(self.response_id)
-            except StateUnavailable:
-                logger.debug("response %s cannot be finalized yet", self.response_id)
-            except Exception:
-                logger.exception("could not finalize response %s", self.response_id)
+            await self._check(self.response_id)
         self._has_news = False
         return None
 

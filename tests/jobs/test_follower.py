@@ -181,6 +181,29 @@ async def test_a_stream_does_not_wait_for_what_is_done_about_the_response_of_ano
         await asyncio.wait(pending)
 
 
+async def test_the_streams_of_one_silent_response_have_it_checked_once_for_all(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "POLL", 0.5)
+    loop, settled = asyncio.get_running_loop(), list[float]()
+
+    async def settle(_: JobService, response_id: str) -> None:
+        settled.append(loop.time())
+
+    monkeypatch.setattr(Following, "settle", settle)
+    job = await taken(state, await create(state))
+    async with following(state) as followers, asyncio.timeout(60):
+        reading = []
+        for _ in range(20):
+            reading.append(asyncio.create_task(rest(followers.follow(job.document, -1))))
+            await asyncio.sleep(0.01)  # so that they do not wake at the same time
+        while len(settled) < 3:
+            await asyncio.sleep(0.01)
+        assert settled[2] - settled[0] > 1.8 * 0.5
+        await end(state, job, 2)
+        assert await asyncio.gather(*reading) == [[(0, 1, False), (2, 2, True)]] * 20
+
+
 async def test_a_damaged_number_of_events_is_reported_as_damaged(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
