@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Receive = Callable[[bytes], None]
 
-SILENCE = 15.0  # seconds without a message after which the server is pinged
+SILENCE = 15.0  # seconds without a message after which the server is pinged, or the connection closed if no channel is left
 ANSWER = 5.0  # timeout in seconds for opening a connection, and for the reply to a ping
 MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two attempts to connect
 
@@ -63,6 +63,10 @@ class PubSub:
             self._subscribers[node] = _Subscriber(self, self._client, node)
         return self._subscribers[node]
 
+    def discard(self, node: str) -> None:
+        """Remove the subscriber for a node, because no channel is left."""
+        self._subscribers.pop(node, None)
+
     def deliver(self, channel: bytes, message: bytes) -> None:
         for receive in list(self._receivers.get(channel, ())):
             receive(message)
@@ -73,7 +77,10 @@ class PubSub:
 
 
 class _Subscriber:
-    """The subscriptions to channels of one node. A task owns the connection and reopens it after an error."""
+    """The subscriptions to channels of one node, while it has any.
+
+    A task owns the connection and reopens it after an error. Once no channel is left, it closes the connection after `SILENCE`.
+    """
 
     def __init__(self, pubsub: PubSub, client: Client, node: str) -> None:
         self._pubsub = pubsub
@@ -99,9 +106,7 @@ class _Subscriber:
 
     async def _run(self) -> None:
         pause = MIN_PAUSE
-        while True:
-            while not self._channels:
-                await self._changes.get()
+        while self._channels:
             try:
                 await self._hand_over()
                 if not self._channels:
@@ -115,6 +120,7 @@ class _Subscriber:
             self._changes = asyncio.Queue()  # the next connection begins with all channels
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
+        self._pubsub.discard(self._node)
 
     async def _hand_over(self) -> None:
         """Move channels that another node now serves to that node's subscriber."""
@@ -134,7 +140,17 @@ class _Subscriber:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send(connection))
             while True:
-                self._receive(await _next_message(connection))
+                self._receive(await self._next_message(connection))
+
+    async def _next_message(self, connection: Any) -> dict[str, Any]:
+        """Return the next message. Raises TimeoutError if the server does not answer a ping, or if no channel is left."""
+        message = await connection.get_message(timeout=SILENCE)
+        if message is None and self._channels:
+            await connection.ping()
+            message = await connection.get_message(timeout=ANSWER)
+        if message is None:
+            raise TimeoutError("the server is silent, or has no channel")
+        return dict(message)
 
     async def _send(self, connection: Any) -> None:
         while True:
@@ -164,14 +180,3 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
     finally:
         await connection.aclose()
         await redis.aclose()
-
-
-async def _next_message(connection: Any) -> dict[str, Any]:
-    """Return the next message. If no message arrives, ping the server. Raises TimeoutError if the server does not answer."""
-    message = await connection.get_message(timeout=SILENCE)
-    if message is None:
-        await connection.ping()
-        message = await connection.get_message(timeout=ANSWER)
-        if message is None:
-            raise TimeoutError("the server is silent")
-    return dict(message)

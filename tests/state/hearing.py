@@ -30,3 +30,8 @@ async def assert_confirmed(messages: asyncio.Queue[bytes]) -> None:
     async with asyncio.timeout(60):
         while await messages.get() != b"":
             pass
+
+
+def subscriber_tasks() -> int:
+    """The number of tasks that keep subscriptions."""
+    return sum("_Subscriber" in str(task.get_coro()) for task in asyncio.all_tasks())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.processes import free_port
 from responses_mw.state import State, connect, pubsub
 from responses_mw.state.schema import stop_channel
-from tests.state.hearing import assert_confirmed, assert_heard
+from tests.state.hearing import assert_confirmed, assert_heard, subscriber_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,24 @@ async def test_a_channel_that_is_left_and_joined_again_at_once_does_not_interrup
             await asyncio.sleep(0.2)  # longer than the pause before a new connection
             await assert_heard(state, messages, "w", "resp_1")
     assert heard == [b""]
+
+
+async def test_a_connection_without_channels_is_closed_and_opened_again_for_the_next(
+    open_state: OpenState, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pubsub, "SILENCE", 0.1)
+    server = start()
+    state = open_state(server.url)
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    with server.client() as client:
+        for number in range(2):
+            with state.wakeups.on(CHANNEL, messages.put_nowait):
+                await assert_confirmed(messages)
+                await asyncio.sleep(0.3)  # longer than the silence
+                await assert_heard(state, messages, "w", f"resp_{number}")
+            async with asyncio.timeout(20):
+                while client.client_list(_type="pubsub") or subscriber_tasks():
+                    await asyncio.sleep(0.05)
 
 
 async def test_a_channel_that_is_left_and_joined_again_at_once_is_heard(open_state: OpenState, valkey: Server) -> None:

@@ -34,7 +34,7 @@ from responses_mw.state import (
     connect,
 )
 from responses_mw.state.schema import stop_channel
-from tests.state.hearing import assert_heard
+from tests.state.hearing import assert_heard, subscriber_tasks
 from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
 from tests.support.ipv6 import needs_ipv6
 from tests.support.paths import ROOT
@@ -284,6 +284,7 @@ async def test_a_subscription_follows_its_slot_to_another_node(open_state: OpenS
         for number in (home + 1, home + 2, home):
             await asyncio.to_thread(give_slot, cluster, slot, cluster[number % len(cluster)])
             await assert_heard(state, messages, "moving", f"resp_{number}")
+        assert subscriber_tasks() <= 2  # none for the nodes that the slot has left
 
 
 async def test_a_subscriber_that_has_not_heard_of_a_moved_slot_finds_its_node(
