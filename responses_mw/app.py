@@ -96,11 +96,7 @@ async def _detect(upstream: Upstream, url: str) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
     """Open the state in Redis. Without `redis.url`, open the embedded store. If none is installed, yield None.
 
-    If the Redis at `redis.url` is not available yet, log a warning. Raises `StartupError` in these cases:
-
-    - `redis.url` is invalid, or the embedded store cannot start or cannot use `redis.data_dir`.
-    - The Redis at `redis.url` is unsuitable, for example because it is a replica.
-    - The Redis at `redis.url` may evict data, and `redis.allow_eviction` is not set.
+    Raises `StartupError` if `redis.url` is invalid, or if the embedded store cannot start or cannot use `redis.data_dir`.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -117,8 +113,6 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
         )
         state = State(client, options)
         stack.push_async_callback(state.aclose)
-        if settings.redis.url is not None:
-            await _check_fitness(state, settings)
         yield state
 
 
@@ -136,7 +130,13 @@ async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | N
         return None
 
 
-async def _check_fitness(state: State, settings: Settings) -> None:
+async def check_fitness(state: State, settings: Settings) -> None:
+    """Check whether the Redis at `redis.url` is suitable. If it is not available yet, log a warning.
+
+    Raises `StartupError` if it is unsuitable, such as a replica, or if it may evict data without `redis.allow_eviction`.
+    """
+    if settings.redis.url is None:
+        return
     try:
         health = await state.inspect()
     except StateUnavailable as error:
@@ -161,11 +161,12 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Open the upstream, state, cache and runner. Raises the same errors as `open_state` and `create_embeddings`."""
+    """Open the upstream, state, cache and runner. Raises what `open_state`, `check_fitness` and `create_embeddings` raise."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
         if state is not None:
+            await check_fitness(state, settings)
             await stack.enter_async_context(state.ledger.recording())
         secrets = [secret.get_secret_value() for secret in settings.auth.secret_keys]
         sealer = Sealer(secrets, default=state.client.shared_secret if state is not None else None)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from ..app import create_worker, open_core, open_embeddings, open_state, open_tools, open_upstream
+from ..app import check_fitness, create_worker, open_core, open_embeddings, open_state, open_tools, open_upstream
 from ..asgi.admin import checks, open_admin
 from ..auth import ANONYMOUS, APIKeys
 from ..cache import Entries, NoEmbedding, explain
@@ -318,6 +318,7 @@ async def _check_state(settings: Settings) -> bool:
         async with open_state(settings) as state:
             if state is None:
                 return _passed("state:", "none: responses are not stored")
+            await check_fitness(state, settings)
             health = await state.check()
             keys = [secret.get_secret_value() for secret in settings.auth.secret_keys]
             agree = not keys or await state.check_keys(Sealer(keys).key_ids)

@@ -23,7 +23,7 @@ async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(
     redis = f"--redis={plain_server.url}"
     status, printed = await run("stats", redis)
     assert (status, "2 entries of 2 owners, in 2 partitions" in printed) == (0, True)
-    status, printed = await run("purge", redis, "--redis.allow-eviction", f"--owner={ALICE}")
+    status, printed = await run("purge", redis, f"--owner={ALICE}")
     assert (status, "1 entries removed" in printed) == (0, True)
     assert await ask(cache, key(cache, owner=ALICE)) == "nothing"
     assert await ask(cache, key(cache, owner=BOB)) == "told again: Paris."
@@ -51,4 +51,4 @@ async def test_the_command_reports_its_errors(run: RunCommand) -> None:
         (["purge", "--redis=redis://127.0.0.1:1", "--owner=A{b}"], "lower-case"),
     ):
         status, printed = await run(*arguments)
-        assert (status, said in printed) == (1, True), printed
+        assert (status, printed.count(said)) == (1, 1), printed
