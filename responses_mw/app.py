@@ -144,7 +144,8 @@ async def check_fitness(state: State, settings: Settings) -> None:
         return
     faults = list(health.errors)
     if health.policy != "noeviction" and not settings.redis.allow_eviction:
-        faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set redis.allow_eviction.")
+        remedy = "permit INFO" if health.policy == "unknown" else "set it to noeviction"
+        faults.append(f"maxmemory-policy is {health.policy}: {remedy}, or set redis.allow_eviction.")
     if faults:
         raise StartupError(f"{health.server}: {' '.join(faults)}")
 

@@ -188,7 +188,7 @@ def _server(node: dict[str, Any]) -> str:
 
 def _warnings(node: dict[str, Any]) -> list[str]:
     if not node:
-        return ["The server does not answer INFO: its version, memory and persistence are unknown."]
+        return ["The server refuses INFO: its version, memory and persistence are unknown."]
     warnings = []
     if node["maxmemory_policy"] != "noeviction":
         warnings.append(f"maxmemory-policy is {node['maxmemory_policy']}: stored data may be evicted; set it to noeviction.")

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from responses_mw.app import check_fitness
+from responses_mw.errors import StartupError
+from tests.support.configured import make_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,8 +77,12 @@ async def test_what_changes_in_a_redis_is_logged_once(
 async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(open_state: OpenState, valkey: Server) -> None:
     with valkey.client() as admin:
         admin.execute_command("ACL", "SETUSER", "mute", "reset", "on", ">p", "+@all", "-info", "~*")
-        state = open_state(f"redis://mute:p@127.0.0.1:{valkey.port}")
+        url = f"redis://mute:p@127.0.0.1:{valkey.port}"
+        state = open_state(url)
         health = await state.check()
         assert (health.server, health.errors, len(health.warnings)) == ("unknown", (), 1)
         assert not await state.nearly_full()
+        with pytest.raises(StartupError, match=r"maxmemory-policy is unknown: permit INFO, or set redis\.allow_eviction\.$"):
+            await check_fitness(state, make_settings(redis__url=url))
+        await check_fitness(state, make_settings(redis__url=url, redis__allow_eviction=True))
         admin.execute_command("ACL", "DELUSER", "mute")
