@@ -32,6 +32,7 @@ UNDONE_SECONDS = 3600  # maximum seconds that an abandoned write may take to rea
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
+FORGOTTEN_AFTER = 60.0  # seconds after which a failure of a write shortens no other write's retries
 
 
 class Quota:
@@ -173,8 +174,9 @@ class Writer:
                 if not error.passing:
                     raise
                 # A read that succeeds resets `away_for`. A write to another node resets `_failing_since`, but not `began`.
-                self._failing_since = min(began, self._failing_since or began)
-                if max(self._client.away_for, time.monotonic() - self._failing_since) >= self._patience:
+                now, since = time.monotonic(), self._failing_since or began
+                self._failing_since = min(began, since if now - since < FORGOTTEN_AFTER else began)
+                if max(self._client.away_for, now - self._failing_since) >= self._patience:
                     raise
             else:
                 self._failing_since = None

@@ -14,7 +14,18 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import load
-from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateOptions, StateUnavailable, connect
+from responses_mw.state import (
+    Batch,
+    Chain,
+    Conversation,
+    Deleted,
+    Missing,
+    State,
+    StateOptions,
+    StateUnavailable,
+    connect,
+    writes,
+)
 from responses_mw.state.schema import Address, conversation_key, response_address, turn_random
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
@@ -339,6 +350,27 @@ async def test_while_redis_refuses_all_writes_only_the_first_commits_wait(start:
             assert time.monotonic() - before < 1.5
             client.config_set("min-replicas-to-write", 0)
         await respond(state, Chain.new(), "three")
+
+
+async def test_a_write_that_failed_long_ago_shortens_no_wait(
+    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "FORGOTTEN_AFTER", 0.1)
+    server = start()
+    async with opened(server.url, patience=3) as state:
+        with server.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+            document, _ = made(Chain.new(), "one")
+            with pytest.raises(StateUnavailable):  # this write is not undone, so none succeeds later
+                await state.jobs.create(document, {}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
+            await asyncio.sleep(0.2)
+            await state.check()
+            storing = asyncio.create_task(respond(state, Chain.new(), "two"))
+            before = client.info("errorstats")["errorstat_NOREPLICAS"]
+            while client.info("errorstats")["errorstat_NOREPLICAS"] == before:
+                await asyncio.sleep(0.01)
+            client.config_set("min-replicas-to-write", 0)
+        assert await history(state, await storing) == ["two", "two!"]
 
 
 async def test_a_commit_waits_for_the_replicas_that_redis_requires(start: Callable[..., Server]) -> None:
