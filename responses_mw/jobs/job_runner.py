@@ -135,10 +135,12 @@ class JobRunner:
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
+        if not self._runner.turns.can_take_over:
+            raise WorkerLost
         log = await read_log(self._state, job)
         claimed.size = log.size
         takeover = Takeover(log)
-        if log.next_number < job.next_number or not takeover.can_go_on or not self._runner.turns.can_take_over:
+        if log.next_number < job.next_number or not takeover.can_go_on:
             raise WorkerLost
         report_continuation(job.response_id, reason="worker", phase=takeover.phase)
         return takeover

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from responses_mw.jobs import job_runner, worker
+from responses_mw.state import Batch, Jobs
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import create_streamed, ended, follow, get, streamed
 from tests.support.continuing import PIECE, Continuing
@@ -92,6 +93,25 @@ async def test_the_text_of_a_killed_worker_goes_on_at_another(run: Run, other: A
     assert follower.events == events
     laws(events, document)
     assert [event["type"] for event in events].count("response.in_progress") == 1
+
+
+async def test_the_log_of_a_response_that_no_worker_continues_is_read_once(
+    run: Run, other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, log = list[str](), Jobs.log
+
+    async def counted(jobs: Jobs, response_id: str, number: int) -> list[Batch]:
+        reads.append(response_id)
+        return await log(jobs, response_id, number)
+
+    monkeypatch.setattr(Jobs, "log", counted)
+    doomed = run()
+    response_id = await begun(doomed, upstream, 3)
+    ours = other(upstream__overload_timeout=0)
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("failed", SAID[: 3 * PIECE])
+    assert reads == [response_id]
 
 
 async def test_reasoning_of_a_killed_worker_is_closed_and_begun_again(run: Run, other: Any, upstream: Continuing) -> None:
