@@ -16,7 +16,7 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..engine.runner import Runner
 from ..ids import random_part
 from ..settings.groups import JobSettings, RedisSettings
-from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
+from ..state import Damaged, Deleted, Fenced, Job, Missing, State, StateUnavailable
 from ..state.schema import QUEUE_EVENTS, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 POLL = 1.0
 """Maximum seconds between two checks of the queue. Messages trigger earlier checks."""
+DAMAGE_PAUSE = 1.0  # seconds after a damaged entry or record, because a damaged queue may have any number of them
 GIVE_UP_AFTER = 0.8  # fraction of a lease's duration after which a run is stopped if the lease was not renewed
 FINAL_WRITES_TIMEOUT = 5.0  # seconds after the drain to store the stopped jobs
 
@@ -137,10 +138,12 @@ class Worker:
         try:
             await self._take(response_id)
         except Damaged as error:
-            logger.warning("removing response %s from the queue: %s", response_id, error.message)
+            logger.warning("removing response %.100r from the queue: %s", response_id, error.message)
             with suppress(StateUnavailable):
-                await self._state.jobs.abandon(response_id)
+                with suppress(Missing):  # the entry is not an id
+                    await self._state.jobs.abandon(response_id)
                 await self._state.queue.drop(response_id)
+            await asyncio.sleep(DAMAGE_PAUSE)
         except StateUnavailable as error:
             logger.warning("response %s will be retried when its lease expires: %s", response_id, error.message)
         except (Deleted, Fenced):

@@ -45,6 +45,7 @@ CHUNK = 64 * 1024  # bytes of events after which a compressed chunk ends
 COMPRESS_TO = 32 * 1024 * 1024  # maximum size of a compressed log in bytes
 TOGETHER = 200  # maximum number of logs that one script call appends to
 _DAMAGED = 2  # the script's result for a damaged record or log
+_FOREIGN = "an entry is not the id of a response"
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -93,13 +94,13 @@ class Jobs:
 
         `why` is `run`, `settle` (finalize a lost or failed job) or `cancel` (finalize the job even if another worker runs it).
         After `max_attempts` attempts, the verdict is `lost` or `failed`. If `owner` is not empty, the verdict on a job of
-        another owner is `missing`. Raises NewerRecord if a newer release wrote the job.
+        another owner is `missing`. Raises NewerRecord if a newer release wrote the job, or Damaged for a foreign `response_id`.
         """
         token = random_part()
         try:
             address = response_address(response_id)
-        except Missing:  # a foreign value in the queue
-            return Taken("missing")
+        except Missing:
+            raise self._client.damage(QUEUE, _FOREIGN) from None
         args: Args = [token, worker, _ms(lease), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         answer, *facts = await self._client.script(_TAKE, [address.record, address.tombstone], args)
         verdict = answer.decode()
@@ -244,12 +245,12 @@ class Queue:
 
         If `sweep` is true, jobs with an expired lease come first. Otherwise, such jobs are not available.
         """
-        args: Args = [_ms(lease), "1" if sweep else ""]
-        while (job := await self._client.script(_CLAIM, [QUEUE], args)) is not None:
-            with suppress(UnicodeDecodeError):
-                return str(job, "utf-8")
-            await self._client.script(_DROP, [QUEUE], [job])  # the entry is not from this server
-        return None
+        job = await self._client.script(_CLAIM, [QUEUE], [_ms(lease), "1" if sweep else ""])
+        try:
+            return None if job is None else str(job, "utf-8")
+        except UnicodeDecodeError:
+            await self._client.script(_DROP, [QUEUE], [job])
+            raise self._client.damage(QUEUE, _FOREIGN) from None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:
         """Extend the leases of jobs to `lease` seconds from now."""

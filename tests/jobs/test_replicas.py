@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -19,6 +20,7 @@ import redis
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.jobs.worker import Worker
 from responses_mw.state.schema import pack, unpack
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
 from tests.support.paths import ROOT
@@ -361,6 +363,29 @@ async def test_a_foreign_entry_in_the_queue_delays_no_job(replica: Replica, upst
     upstream.stream(*HELLO)
     worker = replica(jobs__lease=LEASE)
     assert (await ended(worker, response_id))["output_text"] == "Hello"
+
+
+@pytest.mark.parametrize("entry", [b"junk%d", b"\xff%d"])
+async def test_a_queue_full_of_foreign_entries_keeps_no_worker_busy(
+    replica: Replica, redis_url: str, entry: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damages() -> float:
+        labels = {"error_type": "Damaged"}
+        return REGISTRY.get_sample_value("responses_mw_state_errors_total", labels) or 0.0
+
+    before = damages()
+    with redis.Redis.from_url(redis_url) as client:
+        client.zadd("rmw:{q2}:leases", {entry % number: 0 for number in range(1000)})
+        replica(jobs__concurrency=4, jobs__lease=LEASE)
+        async with asyncio.timeout(60):
+            while client.zcard("rmw:{q2}:leases") > 995:
+                await asyncio.sleep(0.01)
+        began = time.monotonic()
+        await asyncio.sleep(0.5)
+        dropped = 1000 - client.zcard("rmw:{q2}:leases")
+        assert dropped <= 20 + 5 * (time.monotonic() - began)
+    assert damages() >= before + 5
+    assert "the queue at rmw:{q2}:ready is damaged: an entry is not the id of a response" in caplog.text
 
 
 @pytest.mark.parametrize("looks", [get, follow])
