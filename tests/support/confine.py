@@ -3,7 +3,7 @@
     user            an ordinary user, who may make user namespaces
     restricted      an ordinary user, where nobody may make namespaces: the chart's default
     weak            a root without rights, in a place where nobody may make namespaces
-    weak-users      the same, but it may change its user: what a root in a common container is
+    weak-users      the same, but it may change its user: what a root in a hardened container is
 
 What the command needs of the interpreter is shown at /media too, since an interpreter below /root is closed to other users.
 """
@@ -51,7 +51,11 @@ def enter_user_namespace() -> None:
 
 def main(level: str, *command: str) -> None:
     show_interpreter()
-    rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin" if level == "weak-users" else "--bounding-set=-all"]
+    rights = [
+        "setpriv",
+        "--inh-caps=-all",
+        "--bounding-set=-sys_admin,-kill" if level == "weak-users" else "--bounding-set=-all",
+    ]
     if level != "user":
         enter_user_namespace()
     if level in USERS:

@@ -137,8 +137,9 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:
         if order == b"":
             return ""
         if order == RESUME:
-            os.kill(code, signal.SIGCONT)
             tick = _TICK
+            with contextlib.suppress(PermissionError):  # without namespaces, where the code is not frozen
+                os.kill(code, signal.SIGCONT)
         elif order == SWEEP:
             if not _sweep(code, namespaces=namespaces):
                 return "it started processes that could not be ended"
