@@ -182,12 +182,13 @@ class MCPServer(ServerTool):
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools that may be called. They come from a signed list in the history or, without one, from the server.
 
-        Set `listing` if the output needs a new list. Raises the same errors as `MCPConnection.list_tools`.
+        Set `listing` if the output needs a new list or a new signature. Raises the same errors as `MCPConnection.list_tools`.
         """
         tools = self._signed_tools()
         if tools is None:
             tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
-            if self._last_list is None or _plain_tools(self._last_list["tools"]) != _plain_tools(tools):
+            last = self._last_list  # without a signature, it comes from a client that would drop the next one too
+            if last is None or last.get("signature") or _plain_tools(last["tools"]) != _plain_tools(tools):
                 signed = self._signed_bytes(tools)
                 signature = self._context.sealer.sign(signed, purpose=_PURPOSE, owner=self._context.owner)
                 self.listing = {"server_label": self.label, "tools": tools, "signature": signature}

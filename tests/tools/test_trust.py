@@ -264,6 +264,18 @@ async def test_a_list_for_narrower_limits_is_asked_for_again(
     assert server.listed == 2
 
 
+async def test_a_list_that_is_the_same_under_new_limits_is_asked_for_once(
+    start: Start, upstream: ScriptedUpstream, server: Server
+) -> None:
+    ours = _own(start, server)
+    previous: dict[str, Any] = {}
+    for allowed in (["sleep"], ["sleep", "unknown"], ["sleep", "unknown"]):
+        upstream.stream(*HELLO)
+        tool = {**OWN, "allowed_tools": allowed}
+        previous = {"previous_response_id": (await stream(ours, tools=[tool], **previous)).response["id"]}
+    assert server.listed == 2
+
+
 async def test_a_tool_that_is_newly_allowed_can_be_approved(start: Start, upstream: ScriptedUpstream, server: Server) -> None:
     ours = _own(start, server)
     upstream.stream(*HELLO)
