@@ -74,6 +74,8 @@ def test_a_sandbox_with_namespaces_is_never_root_on_the_node(runtime: str) -> No
     assert container(sandbox)["securityContext"]["runAsUser"] == 0
     assert sandbox["spec"].get("runtimeClassName", "") == runtime
     assert sandbox["spec"].get("hostUsers", True) is bool(runtime)
+    profile = container(sandbox)["securityContext"].get("appArmorProfile")
+    assert profile == (None if runtime else {"type": "Unconfined"})  # the runtimes' default profile forbids mounts
     assert {"name": "RESPONSES_MW_SANDBOX_ALLOW_WEAK_ISOLATION", "value": "false"} in container(sandbox)["env"]
 
 
