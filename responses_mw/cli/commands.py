@@ -372,25 +372,27 @@ async def _check_tools(settings: Settings) -> bool:
 async def _check_tool(tools: Tools, name: str, entries: list[Tool], arguments: str | None) -> bool:
     """Test a tool with each of `entries`, which are entries of a request's `tools`. For `arguments`, see `_try_tool`."""
     try:
-        offered = [await _try_tool(tools, entry, arguments) for entry in entries][-1]
+        found = [await _try_tool(tools, entry, arguments) for entry in entries][-1]
     except APIError as error:
         return _failed("tools:", f"{name}: {error.message.removeprefix(f'{name}: ')}")
-    return _passed("tools:", f"{name}: {'works' if arguments else f'lists {offered} tool' + 's' * (offered != 1)}")
+    return _passed("tools:", f"{name}: {found}")
 
 
 async def _accept() -> None:
     """A gate that accepts every call, because the operator may call all tools."""
 
 
-async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> int:
-    """Open `entry`, call its first function unless `arguments` is None, and return the number of functions."""
+async def _try_tool(tools: Tools, entry: Tool, arguments: str | None) -> str:
+    """Open `entry`, and call its first function unless `arguments` is None. Return what was found, for the operator."""
     toolbox = tools.toolbox(tools.check([entry]), [], [], {}, ANONYMOUS, _accept)
     assert toolbox is not None
     try:
         await toolbox.open()
-        result = await toolbox.call(toolbox.offered[0].form, arguments, "check") if arguments else None
-        if result is not None and result.failed:
+        if arguments is None:
+            return f"lists {len(toolbox.offered)} tool" + "s" * (len(toolbox.offered) != 1)
+        result = await toolbox.call(toolbox.offered[0].form, arguments, "check")
+        if result.failed:
             raise APIError(str(result.content))
-        return len(toolbox.offered)
+        return "works, but found nothing" if result.members.get("results") == [] else "works"
     finally:
         await toolbox.aclose()

@@ -22,6 +22,7 @@ from . import ToolContext
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+_MAX_DETAIL = 500
 MAX_SITES = 10
 """Maximum number of domains in the text of a query, whose length search engines limit."""
 _MEANINGS = {
@@ -219,8 +220,8 @@ class SearXNG(SearchProvider):
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
         hits = hits_of(rows_of(answer, "results"), text_member="content")
-        if not hits and answer.get("unresponsive_engines"):
-            raise SearchFailed("None of the search engines answered.")
+        if not hits and (silent := answer.get("unresponsive_engines")):
+            raise self._failed("found nothing, and some of its engines did not answer", str(silent)[:_MAX_DETAIL])
         return hits
 
 

@@ -75,6 +75,15 @@ def test_what_works_is_said(
     ]
 
 
+@pytest.mark.parametrize("provider", ["searxng", "tavily"])
+def test_a_search_without_results_is_said(
+    flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str], provider: str
+) -> None:
+    url = serve(SearchServer({"results": []}))
+    assert run(*flags, f"--search.provider={provider}", f"--search.url={url}", "--search.api-key=key") == 0
+    assert f"tools:    web search ({provider}): works, but found nothing\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

@@ -271,10 +271,13 @@ async def test_a_provider_is_asked_for_what_its_api_supports(
 # -- what only one has ---------------------------------------------------------------------------------------------------
 
 
-async def test_searxng_whose_engines_are_all_away_has_failed(provider: Open, server: SearchServer) -> None:
+async def test_searxng_that_finds_nothing_without_some_engines_has_failed(
+    provider: Open, server: SearchServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server.answer = {**SEARXNG, "results": []}
-    with pytest.raises(SearchFailed, match="engines"):
+    with pytest.raises(SearchFailed, match="found nothing, and some of its engines did not answer"):
         await provider("searxng").search(Query("a"))
+    assert "duckduckgo" in caplog.text
     server.answer = {**SEARXNG, "results": [], "unresponsive_engines": []}
     assert await provider("searxng").search(Query("a")) == []
 
