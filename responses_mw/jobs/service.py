@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 RUNNING = frozenset({"queued", "in_progress"})
 _CREATION_TIMEOUT = 5.0  # seconds after which a worker removes a reserved job from the queue if the job is not stored
-_CANCEL_ATTEMPTS = 10
-_CANCEL_BACKOFF = 0.05
+_CANCEL_ATTEMPTS = 15
+_MIN_CANCEL_PAUSE, _MAX_CANCEL_PAUSE = 0.05, 1.0  # seconds between two attempts
 
 POLL = 2.0  # seconds without a new batch after which a response is checked
 PATIENCE = 60.0  # seconds without Redis after which a stream is closed
@@ -125,10 +125,8 @@ class JobService:
         try:
             channel = response_address(document["id"]).events
             with self._state.wakeups.on(channel, lambda message: follower.announce(announced(message))):
-                batches = await follower.read(first=True)
-                if not batches:
-                    yield Batch(after + 1, after, b"")  # tells the client that it is connected
-                    batches = await follower.next()
+                # An empty batch tells the client that it is connected.
+                batches = await follower.read(first=True) or [Batch(after + 1, after, b"")]
                 while batches:
                     for batch in batches:
                         if batch.first > follower.number + 1:
@@ -145,22 +143,20 @@ class JobService:
         Raises `Missing` if the owner has no such response, or `BadRequest` if it is not a background response. Raises
         `Unavailable` if it cannot be cancelled now.
         """
-        for _ in range(_CANCEL_ATTEMPTS):
+        for attempt in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
             if not document["background"]:
                 raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
             if document["status"] not in RUNNING:
                 return document
             taken = await self._state.jobs.take(response_id, "cancel", worker="", lease=self._lease, owner=owner)
-            if taken.job is None:
-                continue  # the response has just ended
             if taken.worker:
                 await self._state.jobs.tell(taken.worker, response_id)
-            try:
-                return await write_end(self._state, taken)
-            except Fenced:
-                # Another request cancels the response too. An immediate retry would fence that request.
-                await asyncio.sleep(_CANCEL_BACKOFF)
+            if taken.job is not None:
+                with suppress(Fenced):
+                    return await write_end(self._state, taken)
+            # The response has just ended, or another request is cancelling it.
+            await asyncio.sleep(min(_MAX_CANCEL_PAUSE, _MIN_CANCEL_PAUSE * 2**attempt))
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:

@@ -155,7 +155,7 @@ class Taken:
     lost        the caller must finalize the job, because it has no attempts left or no worker resumed it for ten minutes
     failed      the caller must finalize the job with its `error`, because the upstream kept failing
     cancelled   the caller must finalize the job as cancelled
-    held        another process has leased the job for `left` more seconds
+    held        another process has leased the job for `left` more seconds, or is cancelling it
     waiting     the job waits for a worker; if `unseen` is not empty, the caller must pass it to `Queue.restore` as the owner
     done        the job has ended
     missing     the job does not exist, or belongs to another owner

@@ -11,7 +11,7 @@ import pytest
 import redis
 from openai.types.responses import Response
 
-from responses_mw.state import responses
+from responses_mw.state import Batch, Jobs, responses
 from tests.jobs.conftest import SECRET
 from tests.support.echo import Echo
 from tests.support.garbage import nothing_left
@@ -547,6 +547,28 @@ async def test_a_finished_response_stays_as_it_is(replica: Replica, upstream: Sc
     upstream.stream(*HELLO)
     document = await ended(ours, (await create(ours))["id"])
     assert (await cancel(ours, document["id"])).json() == document
+
+
+async def test_only_one_of_many_cancels_reads_a_log_that_takes_long_to_read(
+    replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, log = list[str](), Jobs.log
+
+    async def slow(jobs: Jobs, response_id: str, number: int) -> list[Batch]:
+        reads.append(response_id)
+        await asyncio.sleep(0.3)
+        return await log(jobs, response_id, number)
+
+    ours = replica()
+    mid_answer(upstream)
+    follower = create_streamed(ours)
+    await follower.until(b'"Hel"')
+    await follower.leave()
+    response_id = follower.events[0]["response"]["id"]
+    monkeypatch.setattr(Jobs, "log", slow)
+    answers = await asyncio.gather(*(cancel(ours, response_id) for _ in range(8)))
+    assert {(answer.status_code, answer.json()["status"]) for answer in answers} == {(200, "cancelled")}
+    assert reads == [response_id]
 
 
 async def test_a_synchronous_response_cannot_be_cancelled(replica: Replica, upstream: ScriptedUpstream) -> None:

@@ -262,6 +262,15 @@ async def test_a_job_stays_cancelled_when_its_canceller_dies(state: State) -> No
     assert (await take(state, response_id)).verdict == "cancelled"
 
 
+async def test_a_further_cancel_waits_for_the_first_but_not_for_long(state: State) -> None:
+    response_id = await create(state)
+    first = await taken(state, response_id, "cancel")
+    held = await take(state, response_id, "cancel")
+    assert (held.verdict, 0 < held.left <= LEASE) == ("held", True)
+    await state.client.command("HINCRBY", address_of(first).record, "lease_until", -11_000)  # as if that was long ago
+    assert (await take(state, response_id, "cancel")).verdict == "cancelled"
+
+
 async def test_another_owner_cannot_cancel(state: State) -> None:
     response_id = await create(state)
     assert (await take(state, response_id, "cancel", owner="b" * 32)).verdict == "missing"

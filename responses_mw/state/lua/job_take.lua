@@ -9,6 +9,7 @@
 
 local BEGUN = 3  -- created, queued and in_progress are not output
 local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
+local CANCELLING = 10000  -- ms that another request to cancel the response has before this one takes over
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked', 'token'}
@@ -27,7 +28,7 @@ local retries, failure, retry_until, retry_seq, erred = unpack(redis.call('HMGET
 if retry_seq ~= next_seq then retries, retry_until = false, false end  -- the job has made progress since
 local now = now_ms()
 local left = tonumber(lease_until) - now
-if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
+if left > 0 and (ARGV[5] ~= 'cancel' or stopping and left > ARGV[3] - CANCELLING) then return {'held', left} end
 
 local verdict = 'run'
 if ARGV[5] == 'cancel' or stopping then
