@@ -32,7 +32,7 @@ DELTA = {"item_id": "msg_" + "x" * 55, "output_index": 0, "content_index": 0, "d
 
 @pytest.fixture
 async def state(redis_url: str) -> AsyncIterator[State]:
-    state = State(connect(redis_url))
+    state = State(connect(redis_url, timeout=20.0))
     yield state
     await state.aclose()
 

@@ -84,7 +84,7 @@ def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -
 
 @pytest.mark.parametrize("data", [b"garbage\n\nmore\n\n", b"event: x\ndata: {}\n\n", b"event: x\ndata: 5\n\n"])
 async def test_a_log_with_another_programs_events_is_replayed_up_to_them(redis_url: str, data: bytes) -> None:
-    state, ids = State(connect(redis_url)), RunIds()
+    state, ids = State(connect(redis_url, timeout=20.0)), RunIds()
     created = document.create(parse({"input": "Hi", "background": True}), response_id=ids.response, model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), ids, ResponseOptions())
     start = sse.encode([*assembler.start(queued=True), *assembler.resume(2)])
@@ -101,7 +101,7 @@ async def test_a_log_with_another_programs_events_is_replayed_up_to_them(redis_u
 
 async def test_a_log_is_replayed_page_by_page(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_jobs, "PAGE", 4)
-    state, ids = State(connect(redis_url)), RunIds()
+    state, ids = State(connect(redis_url, timeout=20.0)), RunIds()
     created = document.create(parse({"input": "Hi", "background": True}), response_id=ids.response, model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), ids, ResponseOptions())
     start = sse.encode([*assembler.start(queued=True), *assembler.resume(2)])

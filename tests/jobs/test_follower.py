@@ -24,7 +24,7 @@ Stream = AsyncGenerator[Batch, None]
 
 @pytest.fixture
 async def state(redis_url: str) -> AsyncIterator[State]:
-    state = State(connect(redis_url))
+    state = State(connect(redis_url, timeout=20.0))
     yield state
     await state.aclose()
 

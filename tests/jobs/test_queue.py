@@ -19,7 +19,7 @@ LEASE = 60.0
 @pytest.fixture
 async def state(redis_url: str) -> AsyncIterator[State]:
     """An empty state."""
-    state = State(connect(redis_url))
+    state = State(connect(redis_url, timeout=20.0))
     yield state
     await state.aclose()
 
