@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from ..ids import random_part
 from ..lua import load
+from ..telemetry.context import WarningLimit
 from ..telemetry.metrics import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
 from ..threads import in_background
 from .client import Call, Client, Value
@@ -98,15 +99,14 @@ class Ledger:
                 logger.warning("the usage of %d owners is lost: %s", len(self._batch), error.message)
 
     async def _record(self) -> None:
-        is_late = False
+        warnings = WarningLimit()
         while True:
             await asyncio.sleep(INTERVAL)
             try:
                 await self.flush()
-                is_late = False
             except StateUnavailable as error:  # the next flush repeats the batch
-                logger.log(logging.DEBUG if is_late else logging.WARNING, "usage will be recorded later: %s", error.message)
-                is_late = True
+                level = logging.WARNING if warnings.is_due() else logging.DEBUG
+                logger.log(level, "usage will be recorded later: %s", error.message)
 
     async def flush(self) -> None:
         """Add all usage that has not been stored yet to the daily totals in Redis.
