@@ -246,13 +246,9 @@ def _replay(output: LogReplay, batches: list[Batch]) -> bool:
 
 async def _chain(state: State, job: Job) -> Chain:
     """Return the history that the response continues, or an empty history if it was deleted, is damaged or is too large."""
-    previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
-        if previous:
-            return await state.responses.chain(previous, job.owner)
-        if conversation:
-            return await state.conversations.chain(conversation["id"], job.owner)
+        return await state.responses.before(job.document, job.owner)
     except APIError as error:
         if error.status >= 500 and not isinstance(error, Damaged):
             raise
-    return Chain.new()
+        return Chain.new()

@@ -76,6 +76,14 @@ class Responses:
             raise BadRequest(message, param="previous_response_id")
         return await self._history(address, response_id, owner, fields)
 
+    async def before(self, document: dict[str, Any], owner: str) -> Chain:
+        """Return the history that the response of `document` continues. Raises the errors of `chain`."""
+        if previous := document["previous_response_id"]:
+            return await self.chain(previous, owner)
+        if conversation := document["conversation"]:
+            return await self._conversations.chain(conversation["id"], owner)
+        return Chain.new()
+
     async def get(self, response_id: str, owner: str) -> Stored:
         address = response_address(response_id)
         reply = await self._client.script(_GET, [address.record], [owner])
@@ -158,15 +166,11 @@ class Responses:
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
         """Return the history and input of a response that has not ended, or only the input if the history was deleted."""
         stored = await self.get(response_id, owner)
-        previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
-            if previous:
-                return (await self.chain(previous, owner)).items + stored.input
-            if conversation:
-                return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
+            return (await self.before(stored.document, owner)).items + stored.input
         except Missing:
             logger.debug("the history of response %s no longer exists", response_id)
-        return stored.input
+            return stored.input
 
     async def _history(
         self, address: Address, response_id: str, owner: str, fields: dict[str, bytes], *, conversation_required: bool = True
