@@ -241,12 +241,9 @@ class Worker:
 
     async def _drain(self) -> None:
         """Return jobs without output to the queue, and wait for the other jobs. After the timeout, stop these jobs too."""
-        for claimed in list(self._claimed.values()):
-            if not claimed.has_begun:
-                claimed.stop(DRAINED)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._drain_timeout)
-        for claimed in list(self._claimed.values()):
-            claimed.stop(SHUT_DOWN)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=FINAL_WRITES_TIMEOUT)
+        for why, seconds in ((DRAINED, self._drain_timeout), (SHUT_DOWN, FINAL_WRITES_TIMEOUT)):
+            for claimed in list(self._claimed.values()):
+                if why == SHUT_DOWN or not claimed.has_begun:
+                    claimed.stop(why)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=seconds)
