@@ -58,7 +58,16 @@ class Embeddings:
         Raises `NoEmbedding` on every failure.
         """
         with measured_embedding(self._model):
-            return await self._embed(text, caller)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    answer = await self._post({"model": self._model, "input": text}, caller)
+                return self._unit_vector(answer["data"][0]["embedding"])
+            except TimeoutError as error:
+                raise NoEmbedding(f"the embeddings server did not answer within {self._timeout:g} seconds") from error
+            except UpstreamError as error:
+                raise NoEmbedding(f"the embeddings server {_failure(error)}") from error.__cause__
+            except (ValueError, LookupError, TypeError):
+                raise NoEmbedding("the embeddings server sent no embedding") from None
 
     async def embed_or_warn(self, text: str, caller: Any) -> Vector | None:
         """Like `embed`, but log a failure and return None."""
@@ -69,18 +78,6 @@ class Embeddings:
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             return None
-
-    async def _embed(self, text: str, caller: Any) -> Vector:
-        try:
-            async with asyncio.timeout(self._timeout):
-                answer = await self._post({"model": self._model, "input": text}, caller)
-            return self._unit_vector(answer["data"][0]["embedding"])
-        except TimeoutError as error:
-            raise NoEmbedding(f"the embeddings server did not answer within {self._timeout:g} seconds") from error
-        except UpstreamError as error:
-            raise NoEmbedding(f"the embeddings server {_failure(error)}") from error.__cause__
-        except (ValueError, LookupError, TypeError):
-            raise NoEmbedding("the embeddings server sent no embedding") from None
 
 
 def _failure(error: UpstreamError) -> str:

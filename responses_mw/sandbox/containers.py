@@ -135,9 +135,8 @@ class Containers:
                 self._discard(container)
 
     async def _create(self, memory_bytes: int | None, owner: str) -> Container:
-        settings = self._settings
-        if memory_bytes is not None and memory_bytes < settings.memory_bytes:
-            settings = settings.model_copy(update={"memory_bytes": memory_bytes})
+        limit = self._settings.memory_bytes
+        settings = self._settings.model_copy(update={"memory_bytes": min(memory_bytes or limit, limit)})
         container = Container(f"cntr_{random_part()}", await self._free_slot(), settings, self._isolation, owner)
         self._live[container.id] = container
         try:
@@ -321,14 +320,10 @@ class Container:
         return report.decode("ascii") or _UNEXPLAINED
 
     def _outcome(self, stdout: str, stderr: str, reply: _NotebookReply | None, ended: str | None) -> PythonResult:
+        result, error, files = (reply.result, reply.error, reply.files) if reply else (None, None, [])
+        written = [WrittenFile(name=name, size=size) for name, size in files]
         return PythonResult(
-            container_id=self.id,
-            stdout=stdout,
-            stderr=stderr,
-            result=reply.result if reply else None,
-            error=reply.error if reply else None,
-            files=[WrittenFile(name=name, size=size) for name, size in reply.files] if reply else [],
-            ended=ended,
+            container_id=self.id, stdout=stdout, stderr=stderr, result=result, error=error, files=written, ended=ended
         )
 
     def cut(self) -> None:

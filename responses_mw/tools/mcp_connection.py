@@ -174,12 +174,9 @@ class MCPConnection:
 
 
 def _as_listed(tool: mcp_types.Tool) -> dict[str, Any]:
-    listed: dict[str, Any] = {"name": tool.name, "input_schema": tool.input_schema}
-    if tool.description is not None:
-        listed["description"] = tool.description
-    if tool.annotations is not None:
-        listed["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
-    return listed
+    annotations = tool.annotations and tool.annotations.model_dump(by_alias=True, exclude_none=True)
+    listed = {"name": tool.name, "input_schema": tool.input_schema, "description": tool.description, "annotations": annotations}
+    return {name: value for name, value in listed.items() if value is not None}
 
 
 # -- results -----------------------------------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ class MCPSession:
         """Whether the server no longer knows the session. It assigned a session id, but answered the last POST with 404."""
         return self._transport.status == 404 and self._transport.session_id is not None
 
-    async def open(self) -> None:
-        """Wait until the session can be used. Raises `MCPFailure` if the session cannot be opened."""
+    async def open(self) -> Self:
+        """Wait until the session can be used, and return it. Raises `MCPFailure` if the session cannot be opened."""
         awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +121,7 @@ class MCPSession:
         if not self._opened.done():
             raise self._failure(None if self._task.cancelled() else self._task.exception())
         self.client = self._opened.result()
+        return self
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, a call to a method of `client`, in a task, and return its result.
@@ -175,18 +176,15 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 async def open_session(target: MCPTarget) -> MCPSession:
     """Open a session over streamable HTTP or, if the server lacks it, over legacy SSE. Raises `MCPFailure` if that fails."""
-    session = MCPSession(target, legacy=False)
     try:
-        await session.open()
+        return await MCPSession(target, legacy=False).open()
     except MCPFailure as first:
         if first.code not in _OTHER_TRANSPORT:
             raise
-        session = MCPSession(target, legacy=True)
         try:
-            await session.open()
+            return await MCPSession(target, legacy=True).open()
         except MCPFailure as second:
             raise (second if second.code in (401, 403) else first) from None
-    return session
 
 
 # -- transports --------------------------------------------------------------------------------------------------------------
