@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from uvicorn.main import main
 
 from responses_mw import ResponsesMiddleware
+from tests.support.configured import make_settings
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -103,3 +104,17 @@ def test_the_example_inside_vllm_is_valid_and_names_our_middleware() -> None:
     module, _, name = named.rpartition(".")
     assert getattr(import_module(module), name) is ResponsesMiddleware
     assert pod["enableServiceLinks"] is False
+
+
+def test_the_example_inside_vllm_drains_like_the_chart() -> None:
+    [pod] = [
+        one["spec"]["template"]["spec"]
+        for one in yaml.safe_load_all((DEPLOY / "vllm" / "kubernetes.yaml").read_text())
+        if one["kind"] == "Deployment"
+    ]
+    [vllm] = pod["containers"]
+    [streams] = [int(one.partition("=")[2]) for one in vllm["args"] if one.startswith("--shutdown-timeout=")]
+    program, pause = vllm["lifecycle"]["preStop"]["exec"]["command"]
+    jobs = make_settings().server.drain_timeout
+    assert (program, streams) == ("sleep", jobs)
+    assert pod["terminationGracePeriodSeconds"] == int(pause) + streams + jobs + 15
