@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
-
-from redis.asyncio import Redis
 
 from .client import Client, raise_lost_cancellation
 from .errors import StateUnavailable
@@ -87,6 +85,7 @@ class _Subscriber:
         self._client = client
         self._node = node
         self._channels: set[bytes] = set()
+        self._pause = MIN_PAUSE
         # Channels to subscribe to (True) or to unsubscribe from (False).
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
@@ -105,21 +104,18 @@ class _Subscriber:
         await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        pause = MIN_PAUSE
         while self._channels:
             try:
                 await self._hand_over()
                 if not self._channels:
                     continue
-                async with _connected(self._client.subscriber(self._node)) as connection:
-                    pause = MIN_PAUSE
-                    await self._serve(connection)
+                await self._serve()
             except Exception as error:  # noqa: BLE001 (after any error, the next connection may work)
                 logger.debug("subscriptions are interrupted: %r", error)
             await raise_lost_cancellation()
             self._changes = asyncio.Queue()  # the next connection begins with all channels
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE)
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, MAX_PAUSE)
         self._pubsub.discard(self._node)
 
     async def _hand_over(self) -> None:
@@ -132,15 +128,19 @@ class _Subscriber:
                 self._channels.discard(channel)
                 subscriber.subscribe(channel)
 
-    async def _serve(self, connection: Any) -> None:
-        """Subscribe to all channels, then send changes and receive messages until the connection breaks."""
-        self._changes = asyncio.Queue()
-        for channel in self._channels:
-            self._changes.put_nowait((channel, True))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._send(connection))
-            while True:
-                self._receive(await self._next_message(connection))
+    async def _serve(self) -> None:
+        """Connect and subscribe to all channels, then send changes and receive messages until the connection breaks."""
+        async with aclosing(self._client.subscriber(self._node)) as redis, redis.pubsub() as connection:
+            async with asyncio.timeout(ANSWER):
+                await connection.connect()
+            self._pause = MIN_PAUSE
+            self._changes = asyncio.Queue()
+            for channel in self._channels:
+                self._changes.put_nowait((channel, True))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send(connection))
+                while True:
+                    self._receive(await self._next_message(connection))
 
     async def _next_message(self, connection: Any) -> dict[str, Any]:
         """Return the next message. Raises TimeoutError if the server does not answer a ping, or if no channel is left."""
@@ -167,16 +167,3 @@ class _Subscriber:
             case "sunsubscribe" if channel in self._channels:
                 # A receiver has joined since, or the channel's slot has moved. If it has moved, the node refuses to subscribe.
                 self._changes.put_nowait((channel, True))
-
-
-@asynccontextmanager
-async def _connected(redis: Redis) -> AsyncIterator[Any]:
-    """Open a connection for subscriptions. On exit, close the connection and `redis`."""
-    connection: Any = redis.pubsub()
-    try:
-        async with asyncio.timeout(ANSWER):
-            await connection.connect()
-        yield connection
-    finally:
-        await connection.aclose()
-        await redis.aclose()
