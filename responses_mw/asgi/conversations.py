@@ -21,7 +21,7 @@ from ..state import Conversation, Page, State
 from ..threads import by_size
 from ..upstream import Caller
 from .http_responses import JSONResponse
-from .requests import EndpointContext, included, listed, paging, shown
+from .requests import PARAMETERS_SCOPE, EndpointContext, included, listed, paging, shown
 
 MAX_NEW_ITEMS = 20
 """Maximum number of items that one request may add."""
@@ -78,13 +78,13 @@ async def items(context: EndpointContext, request: Request) -> ASGIApp:
 async def item(context: EndpointContext, request: Request) -> ASGIApp:
     include = included(request)
     state, caller = await _verified(context, request)
-    item_id = request.path_params["item_id"]
+    item_id = request.scope[PARAMETERS_SCOPE]["item_id"]
     return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
 
 async def delete_item(context: EndpointContext, request: Request) -> ASGIApp:
     state, caller = await _verified(context, request)
-    item_id = request.path_params["item_id"]
+    item_id = request.scope[PARAMETERS_SCOPE]["item_id"]
     return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
 
@@ -122,7 +122,7 @@ async def _body(
 
 
 def _id(request: Request) -> str:
-    conversation_id = str(request.path_params["conversation_id"])
+    conversation_id = str(request.scope[PARAMETERS_SCOPE]["conversation_id"])
     if not conversation_id.startswith("conv_"):
         message = f"Invalid 'conversation_id': '{conversation_id[:64]}'. Expected an ID that begins with 'conv_'."
         raise BadRequest(message, param="conversation_id", code="invalid_value")

@@ -20,6 +20,7 @@ from ..jobs import JobService
 from ..settings.groups import ServerSettings
 from ..upstream import Upstream
 from .http_responses import ErrorResponse
+from .requests import PARAMETERS_SCOPE
 from .routes import match
 from .telemetry import ROUTE_SCOPE, STARTED_SCOPE, TelemetryMiddleware
 
@@ -68,8 +69,8 @@ class Dispatcher:
             await self._lifespan(scope, receive, send)
             return
         path = self.our_path(scope)
-        route, params = match(path or "")
-        found = {"responses_mw.path": path, ROUTE_SCOPE: route, "path_params": {**scope.get("path_params", {}), **params}}
+        route, parameters = match(path or "")
+        found = {"responses_mw.path": path, ROUTE_SCOPE: route, PARAMETERS_SCOPE: parameters}
         ours = {**scope, **found, STARTED_SCOPE: time.perf_counter()}
         try:
             self._check(scope, path)

@@ -45,6 +45,8 @@ UNCOUNTED = 64 * 1024
 """Number of bytes of each message that are not counted. Small messages are accepted even if the total is exhausted."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 """Default and maximum number of items on a page."""
+PARAMETERS_SCOPE = "responses_mw.parameters"
+"""The key in a request's scope for the parameters in the path. An application in this process does not see them."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 

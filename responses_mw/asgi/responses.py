@@ -28,7 +28,7 @@ from ..telemetry.context import annotate, current_request
 from ..upstream import Caller
 from .http_responses import BODY_WRITER, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, once
-from .requests import EndpointContext, Reader, flag, included, listed, number, paging, shown
+from .requests import PARAMETERS_SCOPE, EndpointContext, Reader, flag, included, listed, number, paging, shown
 from .telemetry import add_headers
 
 _MAX_SEQUENCE_NUMBER = 2**53
@@ -181,7 +181,7 @@ def _parse_counted(reader: Reader, body: Any, size: int) -> CreateResponse:
 
 async def _stored(context: EndpointContext, request: Request) -> tuple[State, JobService, Caller, str]:
     """Return the state, the jobs, the verified caller and the response id. Raises `NotFound` if there is no state."""
-    caller, response_id = await context.verified(request), request.path_params["response_id"]
+    caller, response_id = await context.verified(request), request.scope[PARAMETERS_SCOPE]["response_id"]
     if context.state is None or context.jobs is None:
         raise NotFound(f"Response with id '{response_id}' not found.")
     return context.state, context.jobs, caller, response_id

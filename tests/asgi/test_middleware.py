@@ -120,6 +120,24 @@ async def test_it_may_stand_under_a_mount(upstream: ScriptedUpstream, serve: Ser
         assert (await client.get(f"{url}/llm/other")).text == "other"
 
 
+async def test_the_hosts_application_sees_only_its_own_path_parameters(
+    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    async def recording(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            seen.append(scope["path_params"])
+        await upstream(scope, receive, send)
+
+    url = serve(Starlette(routes=[Mount("/{tenant}", mounted(recording))]))
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:  # each checks the credential
+        for path in ("responses/resp_1", "responses/resp_1/input_items", "conversations/conv_1/items/msg_1"):
+            assert (await client.get(f"{url}/llm/v1/{path}")).status_code == 404
+    assert seen
+    assert all(params == {"tenant": "llm"} for params in seen)
+
+
 async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
     host = Starlette(
         routes=[
