@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -55,7 +54,7 @@ class ServeCommand(ServeSettings):
     def cli_cmd(self) -> None:
         if self.check and self.upstream.url is not None:
             set_up_logs("error", self.server.log_format)  # the check prints its results itself
-            sys.exit(asyncio.run(check(self, _unknown_variables(), lambda: check_ports(self))))
+            sys.exit(asyncio.run(check(self, _unknown_variables())))
         _log(self)
         if self.upstream.url is None:
             sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")
@@ -241,10 +240,10 @@ _PATIENCE = 10.0
 _MAX_PROVEN = 8  # maximum number of models whose continuation of interrupted answers is tested, which generates a token
 
 
-async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
+async def check(settings: ServeSettings, unknown: list[str]) -> int:
     """Test the settings and the files, ports and servers that they name. Print the results, and return the exit status.
 
-    The status is 1 if a test fails, if `unknown` lists environment variables, or if `check_ports` raises `OSError`.
+    The status is 1 if a test fails, or if `unknown` lists environment variables.
     """
     hasty = settings.model_copy(
         update={
@@ -253,7 +252,7 @@ async def check(settings: Settings, unknown: list[str], check_ports: Callable[[]
             "cache": settings.cache.model_copy(update={"timeout": _PATIENCE}),
         }
     )
-    results = [_check_files(settings, unknown), _check_ports(check_ports), await _check_upstream(hasty)]
+    results = [_check_files(settings, unknown), _check_ports(settings), await _check_upstream(hasty)]
     results += [await _check_state(settings), await _check_embeddings(hasty), await _check_tools(hasty)]
     return 0 if all(results) else 1
 
@@ -280,9 +279,9 @@ def _check_files(settings: Settings, unknown: list[str]) -> bool:
     return all(_passed("", f"{name} from {origin}") for name, origin in origins(settings).items() if name != "check")
 
 
-def _check_ports(check_ports: Callable[[], None]) -> bool:
+def _check_ports(settings: ServeSettings) -> bool:
     try:
-        check_ports()
+        check_ports(settings)
     except OSError as error:
         return _failed("port:", error.strerror)
     return True

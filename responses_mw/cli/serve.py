@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -136,11 +136,12 @@ def allow_open_files() -> None:
 
 
 def check_ports(settings: ServeSettings) -> None:
-    """Check that the server's port and the admin port can be opened. Raises `OSError`, which names the port."""
-    for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
-        if port:
+    """Check that the server's port and the admin port can be opened together. Raises `OSError`, which names the port."""
+    addresses = (settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)
+    with ExitStack() as opened:
+        for host, port in (address for address in addresses if address[1]):
             try:
-                socket.create_server((host, port), family=address_family(host)).close()
+                opened.enter_context(socket.create_server((host, port), family=address_family(host)))
             except OSError as error:
                 reason = str(error.strerror).partition(" (while")[0]  # create_server adds the address
                 raise OSError(error.errno, f"{host}:{port} cannot be opened: {reason}") from None
@@ -235,7 +236,7 @@ def _supervise(settings: ServeSettings) -> int:
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
         os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
         try:
-            check_ports(settings)  # SO_REUSEPORT would silently share a port with another server
+            check_ports(settings)  # SO_REUSEPORT would silently share a port
             with _socket(settings.host, settings.port) as reserved:
                 return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
         except OSError as error:

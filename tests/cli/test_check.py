@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from benchmarks.processes import free_port
 from responses_mw.cli import main
 from tests.support.mcp_servers import TOKEN, Bearer, weather
 from tests.support.search_servers import SEARXNG, SearchServer
@@ -113,6 +114,12 @@ def test_a_port_that_is_taken_is_said(flags: list[str], capsys: pytest.CaptureFi
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run(*flags, f"{flag}={port}") == 1
+    assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
+
+
+def test_the_two_ports_of_a_server_may_not_be_the_same(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert run(*flags, "--host=0.0.0.0", f"--port={port}", f"--server.admin-port={port}") == 1
     assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
 
 

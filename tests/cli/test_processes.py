@@ -167,3 +167,11 @@ def test_a_port_that_another_server_has_is_not_shared(launch: Launch, flag: str)
         server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", "--port=0", f"{flag}={port}")
         assert server.process.wait(PATIENCE) == 3
     assert f"127.0.0.1:{port} cannot be opened: Address already in use" in server.output
+
+
+def test_the_admin_port_is_not_shared_with_the_servers_port(launch: Launch) -> None:
+    port = free_port()
+    flags = [f"--port={port}", f"--server.admin-port={port}"]
+    server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", *flags)
+    assert server.process.wait(PATIENCE) == 3
+    assert f"127.0.0.1:{port} cannot be opened: Address already in use" in server.output

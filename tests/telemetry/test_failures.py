@@ -15,6 +15,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.cli.commands import check
+from responses_mw.cli.serve import ServeSettings
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.metrics import UPSTREAM_UP
 from tests.support.alerts import Samples, assert_fires, scrape
@@ -164,7 +165,8 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
             documents = [await create(http) for _ in range(3)]
             async with httpx.AsyncClient(verify=False, trust_env=False) as admin:
                 ready = await admin.get(f"http://127.0.0.1:{port}/readyz")
-            assert await check(app.settings, [], lambda: None) == 1
+            settings = ServeSettings(port=0, upstream=app.settings.upstream, redis=app.settings.redis)
+            assert await check(settings, []) == 1
     assert not any(document["store"] for document in documents)
     [warning] = [one for one in caplog.records if one.name == "responses_mw.state.store" and UNSTORED in one.getMessage()]
     assert warning.levelno == logging.WARNING
