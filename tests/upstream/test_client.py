@@ -15,6 +15,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw.upstream import client as client_module
 from responses_mw.upstream import stream as stream_module
+from responses_mw.upstream.transports import connections
 from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, TINY, completion, error, text
 
@@ -127,10 +128,11 @@ async def test_a_cookie_of_the_upstream_is_not_kept(
 
 
 async def test_connections_are_used_again(
-    start_at: Callable[..., Ours], upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+    start_at: Callable[..., Ours], serve: Serve, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "_END_TIMEOUT", 60)
-    ours = start_at("proxy")
+    monkeypatch.setattr(connections, "_KEEPALIVE_EXPIRY", 60)  # checking a stream takes seconds on a busy machine
+    ours = start_at("proxy", upstream=serve(upstream, timeout_keep_alive=60))
     for _ in range(3):
         upstream.stream(*HELLO)
         await stream(ours)

@@ -55,7 +55,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture
-async def transport() -> AsyncIterator[NetworkTransport]:
+async def transport(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NetworkTransport]:
+    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)  # on a busy machine, the next request may come late
     async with NetworkTransport() as transport:
         yield transport
     assert not [task for task in asyncio.all_tasks() if "responses_mw/upstream" in repr(task)]
