@@ -119,6 +119,7 @@ class Conflict(_ClientError):
 class UpgradeRequired(_ClientError):
     status = 426
     default_code = "websocket_not_supported"
+    default_headers: ClassVar = {"upgrade": "HTTP/1.1"}
 
 
 class RateLimited(APIError):

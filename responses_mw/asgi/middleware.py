@@ -92,7 +92,7 @@ class Dispatcher:
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and path is not None:
-            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
+            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.")
 
     def our_path(self, scope: Scope) -> str | None:
         """Return the path from `/v1` on, without slashes at the end. Return None if the wrapped `app` serves the path."""

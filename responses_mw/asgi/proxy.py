@@ -21,7 +21,7 @@ import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpstreamError
+from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpgradeRequired, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..threads import in_background
 from ..upstream.client import CONNECT_TIMEOUT
@@ -72,8 +72,7 @@ class ReverseProxy:
         if scope["type"] == "http":
             await self._pass(scope, receive, send)
         elif scope["type"] == "websocket":
-            error = UpstreamError("WebSockets are not proxied.", status=501, code="websocket_not_supported")
-            await ErrorResponse(error)(scope, receive, send)
+            await ErrorResponse(UpgradeRequired("WebSockets are not proxied; use HTTP."))(scope, receive, send)
         else:
             await self._lifespan(receive, send)
 

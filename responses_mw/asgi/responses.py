@@ -106,7 +106,7 @@ async def _queued(
 async def connect(_: EndpointContext, request: Request) -> ASGIApp:
     """Raise `UpgradeRequired` for a WebSocket upgrade that the ASGI server ignored, otherwise `MethodNotAllowed`."""
     if request.headers.get("upgrade", "").lower() == "websocket":
-        raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
+        raise UpgradeRequired("This server does not accept WebSockets; use HTTP.")
     raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
 
 

@@ -725,12 +725,13 @@ async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_an
 WEBSOCKET_SCOPE: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}
 
 
-async def test_a_websocket_is_refused_with_501_where_the_server_can_say_so() -> None:
+async def test_a_websocket_is_refused_with_426_where_the_server_can_say_so() -> None:
     async with httpx_transport() as transport:
         scope = WEBSOCKET_SCOPE | {"extensions": {"websocket.http.response": {}}}
         proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, scope, {"type": "websocket.connect"})
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 501)
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 426)
+    assert (b"upgrade", b"HTTP/1.1") in start["headers"]
     assert body["type"] == "websocket.http.response.body"
     assert b"websocket_not_supported" in body["body"]
 
