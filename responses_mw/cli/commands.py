@@ -291,7 +291,7 @@ async def _check_upstream(settings: Settings) -> bool:
     caller, url = Caller(), settings.upstream.url
     try:
         async with open_upstream(no_app, settings) as upstream:
-            models = [model["id"] for model in await upstream.models(caller)]
+            models = await _models(upstream, settings.upstream.api, caller)
             dialect = await upstream.dialect(caller)
             continued = await _continued(upstream, models, caller) if settings.upstream.api == "chat" else []
     except APIError as error:
@@ -299,8 +299,21 @@ async def _check_upstream(settings: Settings) -> bool:
         return _failed("upstream:", f"{url}: {error.message}{advice}")
     _passed("upstream:", f"{url} answers")
     _passed("dialect:", f"{dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
-    _passed("models:", ", ".join(models) or "none")
+    _passed("models:", ", ".join(models) or "none is listed, so requests must name their model")
     return _passed("", f"interrupted answers can be continued for: {', '.join(continued) or 'none'}")
+
+
+async def _models(upstream: Upstream, api: str, caller: Caller) -> list[str]:
+    """Return the ids of the upstream's models, or an empty list if it lists none but reports an empty request as invalid."""
+    try:
+        return [model["id"] for model in await upstream.models(caller)]
+    except APIError:
+        try:
+            await upstream.post("/v1/responses" if api == "responses" else "/v1/chat/completions", {}, caller)
+        except APIError as error:
+            if error.status not in (400, 422):
+                raise
+        return []
 
 
 async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:

@@ -11,10 +11,12 @@ from mcp.server.mcpserver import MCPServer
 
 from benchmarks.processes import free_port
 from responses_mw.cli import main
+from tests.auth.servers import Knowing
 from tests.support.mcp_servers import TOKEN, Bearer, weather
 from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
+    from tests.auth.servers import Listing
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
 
@@ -107,6 +109,22 @@ def test_what_does_not_work_is_said_and_the_status_is_1(
     assert said in told.err
     assert len(told.err.splitlines()) == 1
     assert "answers" in told.out
+
+
+@pytest.mark.parametrize(("listing", "dialect"), [("absent", "auto"), ("forbidden", "openai")])
+@pytest.mark.parametrize("key", ["good", "bad"])
+def test_an_upstream_without_a_list_of_models_is_asked_for_a_chat(
+    flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str], listing: Listing, dialect: str, key: str
+) -> None:
+    url = serve(Knowing(listing))
+    status = run(*flags, f"--upstream={url}", f"--upstream.api-key={key}", f"--upstream.dialect={dialect}")
+    told = capsys.readouterr()
+    if key == "good":
+        assert (status, told.err) == (0, "")
+        assert "models:   none is listed, so requests must name their model\n" in told.out
+    else:
+        refused = f"upstream: {url}: The upstream refused the credential of this server.\n"
+        assert (status, told.err) == (1, refused)
 
 
 @pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
