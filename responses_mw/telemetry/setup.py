@@ -6,11 +6,13 @@ chosen by clients or by the upstream. Characters that could start a new line or 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from traceback import format_tb
 from typing import Any, Literal
@@ -30,6 +32,8 @@ _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "opentelemetry", "uvicorn"
 # C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
+_EXIT_TIMEOUT = 1.0
+"""Maximum number of seconds for exporting the last data at exit. The SDK would wait up to a minute for the collector."""
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
@@ -79,12 +83,37 @@ def _export(exporters: Mapping[str, str]) -> None:
     if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
         attributes["service.name"] = "responses-mw"
     resource = Resource.create(attributes)
+    shut_down = list[Callable[[], None]]()
     if "TRACES" in exporters:
-        tracer_provider = TracerProvider(resource=resource)
+        tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         set_tracer_provider(tracer_provider)
+        shut_down.append(tracer_provider.shutdown)
     if "METRICS" in exporters:
-        set_meter_provider(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource))
+        meter_provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource, shutdown_on_exit=False)
+        set_meter_provider(meter_provider)
+        shut_down.append(meter_provider.shutdown)
+    _call_at_exit(shut_down)
+
+
+def _call_at_exit(shut_down: Iterable[Callable[[], None]]) -> None:
+    """When the process exits, call each function of `shut_down`, for at most `_EXIT_TIMEOUT` seconds in total."""
+    is_exiting = threading.Event()
+
+    def run() -> None:
+        is_exiting.wait()
+        for function in shut_down:
+            function()
+
+    def exit_soon() -> None:
+        is_exiting.set()
+        thread.join(_EXIT_TIMEOUT)
+        if thread.is_alive():
+            logger.warning("the OTLP collector does not answer: the last traces and metrics are lost")
+
+    thread = threading.Thread(target=run, daemon=True)  # started now, because threads cannot be started during the exit
+    thread.start()
+    atexit.register(exit_soon)
 
 
 def _variable(name: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -377,3 +379,16 @@ async def test_metrics_are_exported_to_the_same_endpoint_as_traces(
     names = {"gen_ai.client.inference.duration", "http.server.request.duration", "responses_mw.queue.depth"}
     names |= {"http.server.active_requests", "responses_mw.streams.open"}
     assert names <= collector.metrics
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("command", ["serve", "worker"])
+async def test_a_collector_that_does_not_answer_delays_no_exit(start: Start, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+        process = await start(command, variables).is_ready()
+        began = time.monotonic()
+        process.end()
+        assert time.monotonic() - began < 20  # without a limit, 30 s for each of traces and metrics
+    assert "does not answer: the last traces and metrics are lost" in process.log
