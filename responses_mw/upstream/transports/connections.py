@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import anyio
@@ -63,10 +64,9 @@ class ConnectionPool:
     async def aclose(self) -> None:
         """Abort all connections and wait until they are closed. Pending and later calls of `acquire` raise `ConnectError`."""
         self.is_closed = True
-        open_ones = list(self._open)
-        _abort(open_ones)
-        for connection in open_ones:
-            await connection.aclose()
+        _abort(self._open)
+        if self._open:
+            await asyncio.wait([connection.closed for connection in self._open])
 
 
 class PooledConnection(asyncio.Protocol):
@@ -79,7 +79,7 @@ class PooledConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.was_used = False
         self._pool = pool
-        self._closed = self.loop.create_future()
+        self.closed = self.loop.create_future()
         self._expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> None:
@@ -93,10 +93,6 @@ class PooledConnection(asyncio.Protocol):
         self.transport.set_protocol(self)
         self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
-
-    async def aclose(self) -> None:
-        self.transport.abort()
-        await asyncio.wait({self._closed})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -112,7 +108,7 @@ class PooledConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        self._closed.set_result(None)
+        self.closed.set_result(None)
         self._pool.forget(self)
 
 
@@ -168,6 +164,6 @@ async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.S
     return made[0]
 
 
-def _abort(connections: list[PooledConnection]) -> None:
+def _abort(connections: Iterable[PooledConnection]) -> None:
     for connection in connections:
         connection.transport.abort()
