@@ -11,6 +11,7 @@ lists the reasons for misses.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
+_ZEROS = re.compile(r"^0+(?=[0-9])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,9 @@ def _parse_header(value: str | None) -> dict[str, Any]:
 
 
 def _decoded(text: str) -> Any:
-    """Return `text` decoded as JSON, or `text` itself if it is not JSON, such as `nan`."""
+    """Return `text` decoded as JSON, or `text` itself if it is not JSON, such as `nan`. Numbers may be `007` or `.9`."""
     with suppress(orjson.JSONDecodeError):
-        return orjson.loads(text)
+        return orjson.loads(_ZEROS.sub("", "0" + text if text.startswith(".") else text))
     return text
 
 

@@ -94,12 +94,17 @@ def test_a_body_that_means_nothing_is_an_error_that_names_it(body: Any, param: s
 
 @pytest.mark.parametrize(
     "header",
-    ["both", "ttl", "ttl=", "ttl=x", "ttl=0", "ttl=-1", "threshold=nan", "threshold=2", "refresh=no", "exact=1", "ttl=[1]"],
+    ["both", "ttl", "ttl=", "ttl=x", "ttl=0", "ttl=-1", "threshold=nan", "threshold=2", "threshold=.", "ttl=0x7", "ttl=00", "refresh=no", "exact=1", "ttl=[1]"],
 )
 def test_a_header_that_means_nothing_is_an_error_that_names_it(header: str) -> None:
     with pytest.raises(BadRequest) as raised:
         policy(header=header)
     assert raised.value.param == f"X-Responses-Cache.{header.partition('=')[0]}"
+
+
+@pytest.mark.parametrize("header", ["semantic; ttl=007; threshold=.96", "semantic; ttl=07; threshold=00.960"])
+def test_a_number_in_a_header_needs_not_be_written_as_in_json(header: str) -> None:
+    assert policy(header=header) == policy({"mode": "semantic", "ttl": 7, "threshold": 0.96})
 
 
 @given(st.text(max_size=40))
