@@ -94,7 +94,22 @@ def test_a_body_that_means_nothing_is_an_error_that_names_it(body: Any, param: s
 
 @pytest.mark.parametrize(
     "header",
-    ["both", "ttl", "ttl=", "ttl=x", "ttl=0", "ttl=-1", "threshold=nan", "threshold=2", "threshold=.", "ttl=0x7", "ttl=00", "refresh=no", "exact=1", "ttl=[1]"],
+    [
+        "both",
+        "ttl",
+        "ttl=",
+        "ttl=x",
+        "ttl=0",
+        "ttl=-1",
+        "threshold=nan",
+        "threshold=2",
+        "threshold=.",
+        "ttl=0x7",
+        "ttl=00",
+        "refresh=no",
+        "exact=1",
+        "ttl=[1]",
+    ],
 )
 def test_a_header_that_means_nothing_is_an_error_that_names_it(header: str) -> None:
     with pytest.raises(BadRequest) as raised:
