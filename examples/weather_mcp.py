@@ -1,4 +1,4 @@
-"""An MCP server with one tool, for mcp_approval.py."""
+"""An MCP server with one tool, for mcp_approval.py: http://127.0.0.1:8001/mcp."""
 
 from mcp.server.mcpserver import MCPServer
 
@@ -12,4 +12,4 @@ def get_weather(city: str) -> str:
 
 
 if __name__ == "__main__":
-    server.run("streamable-http")
+    server.run("streamable-http", port=8001)
