@@ -109,7 +109,7 @@ class Upstream:
     async def dialect(self, caller: Caller) -> Dialect:
         """Return the configured dialect, or detect it. If the upstream lists no models or refuses to (4xx), return OpenAI's.
 
-        Raises `UpstreamError` if the upstream is overloaded, fails, cannot be reached or refuses the operator's key.
+        Raises `UpstreamError` if the upstream is overloaded, fails or cannot be reached.
         """
         if self._dialect is None:
             response = await self._fetch("GET", "/v1/models", caller)
@@ -117,9 +117,9 @@ class Upstream:
             if models is None:
                 if response.status_code >= 300:
                     error = await self._fault(response, caller)
-                    if error.is_overload or error.status in _NO_ANSWER:
+                    if error.is_overload or (error.status in _NO_ANSWER and response.status_code not in REFUSALS):
                         raise error
-                return OPENAI  # if the upstream refuses this caller, its error for the chat request gives the reason
+                return OPENAI  # if the upstream refuses the credential, its error for the chat request gives the reason
             self._dialect = await detect(models, lambda path: self._fetch("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect

@@ -88,7 +88,7 @@ class Asked:
 
 
 class ScriptedUpstream:
-    """`requests` are the chat requests so far, `visits` all the others. `pages` are JSON answers for other paths."""
+    """`requests` are the chat requests so far, `visits` all the others. `pages` are answers for other paths, as JSON or `Answer`."""
 
     def __init__(self) -> None:
         self.models: list[dict[str, Any]] = [TINY]
@@ -154,7 +154,8 @@ class ScriptedUpstream:
     def page(self, asked: Asked) -> Answer:
         """Return the answer to anything but a chat request."""
         pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}
-        return json_answer(pages[asked.path]) if asked.path in pages else json_answer({"detail": "Not Found"}, 404)
+        page = pages.get(asked.path, json_answer({"detail": "Not Found"}, 404))
+        return page if isinstance(page, Answer) else json_answer(page)
 
     def unscripted(self, asked: Asked) -> Answer:
         """Return the answer to a chat request when none is queued; subclasses make one up."""

@@ -17,7 +17,7 @@ from responses_mw.upstream import client as client_module
 from responses_mw.upstream import stream as stream_module
 from responses_mw.upstream.transports import connections
 from tests.support.oracle import stream, whole
-from tests.support.scripted import HELLO, TINY, completion, error, text
+from tests.support.scripted import HELLO, TINY, completion, error, json_answer, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -399,6 +399,18 @@ async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(
     upstream.whole(ANSWER)
     await whole(ours)
     assert len(upstream.visits) == visits + 1  # not detected yet, but asked only once for each turn
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.both_mounts
+async def test_an_operators_key_that_may_not_list_models_can_be_used_for_answers(
+    start: Start, upstream: ScriptedUpstream, status: int
+) -> None:
+    upstream.pages["/v1/models"] = json_answer(error("This key may not list models.", status), status)
+    ours = start(upstream__api_key="for-chat-only")
+    upstream.whole(ANSWER)
+    response = await ours.http.post("/v1/responses", json=BODY)
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.both_mounts
