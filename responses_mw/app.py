@@ -260,8 +260,8 @@ async def open_application(
 ) -> AsyncIterator[Application]:
     """Open the application that serves the Responses API in front of `app`.
 
-    If `app` is the upstream, background responses call it with the members of `scope`. The readiness check fails until
-    `is_listening` returns true. The caller must start the worker with `jobs.work()` after `app` has started.
+    If `app` is the upstream, background responses and the readiness check call it with the members of `scope`. The readiness
+    check fails until `is_listening` returns true. The caller must start the worker with `jobs.work()` after `app` has started.
 
     Raises the same errors as `open_core` and `open_admin`. Raises `StartupError` if the API keys or prompt files are invalid.
     """
@@ -276,7 +276,8 @@ async def open_application(
             jobs = JobService(state, core.sealer, settings.jobs, settings.redis, worker)
             await stack.enter_async_context(aclosing(jobs))
             is_working = jobs.is_working if worker is not None else None
-        readiness = checks(upstream, state, is_working, runner.drain, is_listening)
+        probe = partial(upstream.probe, Caller(scope=scope))
+        readiness = checks(probe, state, is_working, runner.drain, is_listening)
         await stack.enter_async_context(open_admin(settings.server, readiness, state))
         reader = Reader(settings.limits, settings.auth, settings.server, settings.upstream.forward_headers)
         origins = Origins(settings.server.cors_origins)

@@ -29,7 +29,6 @@ from ..telemetry.instruments import exposition, is_shared
 from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
 from ..telemetry.tracing import is_measuring
 from ..threads import in_background
-from ..upstream import Caller, Upstream
 from .http_responses import JSONResponse
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ async def _finding(check: Check) -> Finding:
 
 
 def checks(
-    upstream: Upstream,
+    probe_upstream: Callable[[], Awaitable[None]],
     state: State | None,
     is_working: Callable[[], bool] | None,
     drain: Drain | None = None,
@@ -147,10 +146,11 @@ def checks(
 ) -> dict[str, Check]:
     """Return the readiness checks by name: `upstream`, `redis`, `worker` and `server`.
 
-    `redis` is omitted if `state` is None, `worker` if `is_working` is None, and `server` if `drain` is None. `is_working`
-    returns whether the worker is claiming jobs. `is_listening` returns whether the HTTP server accepts connections.
+    `probe_upstream` is `Upstream.probe` with a caller. `redis` is omitted if `state` is None, `worker` if `is_working` is None,
+    and `server` if `drain` is None. `is_working` returns whether the worker is claiming jobs. `is_listening` returns whether
+    the HTTP server accepts connections.
     """
-    found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
+    found: dict[str, Check] = {"upstream": partial(_check_upstream, probe_upstream)}
     if state is not None:
         found["redis"] = partial(_check_state, state)
     if is_working is not None:
@@ -170,8 +170,8 @@ async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
     return Finding("" if is_so() else fault)
 
 
-async def _check_upstream(upstream: Upstream) -> Finding:
-    await upstream.probe(Caller())
+async def _check_upstream(probe: Callable[[], Awaitable[None]]) -> Finding:
+    await probe()
     return Finding()
 
 

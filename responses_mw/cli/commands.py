@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -189,7 +190,7 @@ async def work(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        readiness = checks(core.upstream, core.state, lambda: not stopping.is_set())
+        readiness = checks(partial(core.upstream.probe, Caller()), core.state, lambda: not stopping.is_set())
         async with open_admin(settings.server, readiness, core.state):
             announce(settings, "runs background responses", summary(settings, core.upstream.known_dialect, has_state=True))
             await worker.run()

@@ -11,6 +11,10 @@ import httpx
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings, create_app
@@ -111,6 +115,17 @@ async def test_a_replica_is_not_ready_before_it_listens(serve: Serve, upstream: 
     server = DrainingServer(config, app, 1.0, lambda: started.append(asyncio.ensure_future(check_and_stop())))
     await asyncio.to_thread(server.run)
     assert found[:2] == [(503, "It is not listening yet."), (200, "ok")]
+
+
+async def test_a_mounted_upstream_that_reads_its_applications_state_is_reachable(port: int) -> None:
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": request.app.state.models})
+
+    inner = Starlette(routes=[Route("/v1/models", models)])
+    inner.state.models = []
+    inner.add_middleware(ResponsesMiddleware, settings=make_settings(upstream__url=None, server__admin_port=port))
+    async with client(port) as admin, lifespan(inner):
+        assert (await get(admin, "/readyz")).json()["checks"]["upstream"] == "ok"
 
 
 async def test_a_replica_that_never_reached_its_redis_lives_but_is_not_ready(port: int) -> None:
