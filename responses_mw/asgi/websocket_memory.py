@@ -21,6 +21,7 @@ from ..protocol.request.checks import memory
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
+from ..telemetry.context import annotate
 from ..telemetry.metrics import WEBSOCKETS_OPEN
 from ..threads import by_size
 
@@ -151,7 +152,10 @@ class ConnectionHistory(History):
         self._own: set[str] = set()
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
+        if request.store and isinstance(context.chain, UnstoredChain):
+            annotate(unstored="previous_response")
+            return False
+        return await super().will_store(request, context)
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the response in Redis. If it is not stored there, keep it in this connection's memory.

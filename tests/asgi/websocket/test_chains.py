@@ -51,6 +51,20 @@ async def test_an_unstored_response_can_be_continued_on_its_connection(ws: Ours,
     ]
 
 
+async def test_the_access_line_says_why_a_continuation_is_not_stored(
+    ws: Ours, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    upstream.stream(*HELLO)
+    upstream.stream(*HELLO)
+    async with opened(ws) as socket:
+        first = await socket.response("One", store=False)
+        second = await socket.response("Two", previous_response_id=first["id"])
+    assert second["store"] is False
+    [line] = [text for text in caplog.messages if f"response={second['id']}" in text]
+    assert "unstored=previous_response" in line
+
+
 async def test_an_unstored_response_is_unknown_on_another_connection_and_over_http(
     ws: Ours, upstream: ScriptedUpstream
 ) -> None:
