@@ -111,7 +111,7 @@ async def test_the_command_explains_two_texts(run: RunCommand, serve: Serve, emb
     assert status == 0
     assert "similarity: 0.97" in printed
     assert printed.endswith("guard (strict): accepts\nhit: semantic\n")
-    status, printed = await run("explain", Q, FINLAND, *flags)
+    status, printed = await run("explain", *flags, Q, FINLAND)
     assert (status, 'guard (strict): refuses by "names": the names differ\nhit: none\n' in printed) == (1, True)
     embedding_server.status = 500
     assert "similarity: unknown: the embeddings server answered 500" in (await run("explain", Q, SAME, *flags))[1]
