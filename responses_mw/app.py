@@ -247,7 +247,7 @@ def create_embeddings(transport: httpx.AsyncBaseTransport, settings: Settings) -
     try:
         return Embeddings(post, cache)
     except ModuleNotFoundError as missing:
-        raise StartupError(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
+        raise StartupError(f"cache.embedding_model needs {missing.name}: install responses-mw with the extra 'cache'") from None
 
 
 @asynccontextmanager

@@ -74,7 +74,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
     except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
         extra = "demo" if name == "demo" else "all"
-        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[{extra}]'")
+        sys.exit(f"responses-mw {name} needs {missing.name}: install responses-mw with the extra '{extra}'")
 
 
 def _explained(error: ValidationError | SettingsError) -> str:

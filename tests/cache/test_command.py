@@ -39,7 +39,7 @@ async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs()
     )
     printed, _ = await process.communicate()
     assert process.returncode == 3
-    assert b"pip install 'responses-mw[cache]'" in printed
+    assert b"install responses-mw with the extra 'cache'" in printed
     assert b"Traceback" not in printed
 
 

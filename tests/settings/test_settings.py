@@ -316,7 +316,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
     command = [sys.executable, "-c", hidden, "serve", "--upstream", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "responses-mw serve needs the package uvicorn: pip install 'responses-mw[all]'"
+    assert done.stderr.splitlines()[-1] == "responses-mw serve needs uvicorn: install responses-mw with the extra 'all'"
     assert "Traceback" not in done.stderr
 
 
