@@ -62,8 +62,7 @@ class ChatBackend(Backend):
         return compaction.open_last([*items, *turn.document["output"]], partial(self._unseal, owner), offset=own)
 
     async def begin(self, turn: TurnState, prefill: Prefill | None = None) -> OpenTurn:
-        dialect = await self._upstream.dialect(turn.caller)
-        return await self._fit(turn, dialect, partial(self._request, turn, dialect), prefill)
+        return await self._fit(turn, partial(self._request, turn), prefill)
 
     async def prefix(self, turn: TurnState, begins_at: int) -> Prefix | None:
         if not await self.continues(turn):
@@ -103,11 +102,11 @@ class ChatBackend(Backend):
         return await self._proof.holds(turn.model, turn.caller)
 
     async def count(self, turn: TurnState) -> int:
-        dialect = await self._upstream.dialect(turn.caller)
-        return await self._fit(turn, dialect, lambda chat: count_tokens(self._upstream, chat, turn.caller))
+        return await self._fit(turn, lambda _, chat: count_tokens(self._upstream, chat, turn.caller))
 
     async def check(self, turn: TurnState) -> None:
-        await self._chat(turn, await self._upstream.dialect(turn.caller), self.items(turn))
+        items = self.items(turn)
+        await self._chat(turn, await self._upstream.dialect(turn.caller), items)
 
     async def exceeds(self, turn: TurnState, items: Sequence[Item], tokens: int) -> bool:
         chat = await self._chat(turn, await self._upstream.dialect(turn.caller), items)
@@ -116,20 +115,24 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(
-        self, turn: TurnState, dialect: Dialect, ask: Callable[[ChatRequest], Awaitable[T]], prefill: Prefill | None = None
+        self, turn: TurnState, ask: Callable[[Dialect, ChatRequest], Awaitable[T]], prefill: Prefill | None = None
     ) -> T:
-        """Call `ask` with the turn's chat request. If `truncation` is `auto`, omit old items that exceed the context window."""
-        items = await by_size(turn.size, self.items, turn)
+        """Call `ask` with the dialect and the turn's chat request.
+
+        If `truncation` is `auto`, omit old items that exceed the context window.
+        """
+        items = await by_size(turn.size, self.items, turn)  # first, so that its errors do not depend on the upstream
+        dialect = await self._upstream.dialect(turn.caller)
         chat_of = partial(self._chat, turn, dialect, prefill=prefill)
         if turn.request.truncation == "auto":
-            return await self._context_window.ask(items, chat_of, ask, turn.caller)
-        return await ask(await chat_of(items))
+            return await self._context_window.ask(items, chat_of, partial(ask, dialect), turn.caller)
+        return await ask(dialect, await chat_of(items))
 
     async def _fit_chat(self, turn: TurnState, prefill: Prefill | None) -> ChatRequest:
-        async def take(chat: ChatRequest) -> ChatRequest:
+        async def take(_: Dialect, chat: ChatRequest) -> ChatRequest:
             return chat
 
-        return await self._fit(turn, await self._upstream.dialect(turn.caller), take, prefill)
+        return await self._fit(turn, take, prefill)
 
     async def _request(self, turn: TurnState, dialect: Dialect, chat: ChatRequest) -> OpenTurn:
         raw = dialect.raw_parameters if turn.messages is not None else {}

@@ -212,6 +212,14 @@ async def test_a_request_without_stream_gets_the_status_however_late(
     assert len(upstream.requests) == 1
 
 
+@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
+async def test_an_item_that_cannot_be_decrypted_is_a_400_even_if_the_upstream_is_down(start: Start, kind: str) -> None:
+    ours = start(upstream=f"http://127.0.0.1:{free_port()}")
+    body = {**BODY, "input": [{"type": kind, "encrypted_content": "made elsewhere"}]}
+    answered = await ours.http.post("/v1/responses", json=body)
+    assert (answered.status_code, answered.json()["error"]["param"]) == (400, "input[0].encrypted_content")
+
+
 # -- later turns ---------------------------------------------------------------------------------------------------------
 
 
