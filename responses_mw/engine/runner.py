@@ -127,7 +127,8 @@ class Runner:
             run = await self.prepare(request, caller)
             begin_run(run.document, streams=None)
             if compaction.is_asked(run.context.input):
-                return await self._backend.count(await self._compaction.summary_run(run))
+                inner, _ = self._compaction.summary_run(run, await self._compaction.items(run))
+                return await self._backend.count(inner)
             try:
                 await self.turns.offer_tools(run)
                 return await self._backend.count(run)
@@ -139,11 +140,11 @@ class Runner:
         """Compact the history and input of `request`, and return a `response.compaction`. Raises `APIError` if that fails."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
-            messages = await self._compaction.user_messages(run)
-            run.compacted = await self._compaction.compact(run)
+            items = await self._compaction.items(run)
+            run.compacted = await self._compaction.compact(run, items)
         add_compaction(run)
         end_run({**run.document, "status": "completed"}, turns=1)
-        return compaction.document(run.document, messages)
+        return compaction.document(run.document, items, run.context.ids)
 
     async def check(self, run: Run) -> None:
         """Check a background `run` before it is queued.

@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -340,20 +340,20 @@ class Compaction:
         `APIError` if the tokens cannot be counted or the compaction fails.
         """
         if compaction.is_asked(run.context.input):
-            return await self.compact(run)
+            return await self.compact(run, await self.items(run))
         # The model must first see the results of approved calls.
         is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
         threshold = compaction.threshold_of(run.request)
         if threshold is None or is_awaited:
             return None
-        items = await self._items(run)
+        items = await self.items(run)
         if not compaction.can_shrink(items) or not await self._backend.exceeds(run, items, threshold):
             return None
-        return await self.compact(run)
+        return await self.compact(run, items)
 
-    async def compact(self, run: Run) -> Compacted:
-        """Return a compaction of all items that the model would see in the next turn. Raises `APIError` if that fails."""
-        inner = await self.summary_run(run)
+    async def compact(self, run: Run, items: Sequence[Item]) -> Compacted:
+        """Return a compaction of `items`, which the model would see in the next turn. Raises `APIError` if that fails."""
+        inner, waiting = self.summary_run(run, items)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
                 pass
@@ -363,34 +363,28 @@ class Compaction:
         summary = _text(inner.document)
         if not summary:
             raise UpstreamError("The upstream's model was asked for a summary but returned no text.")
-        _, waiting = compaction.split_history(await self._items(run))
         sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
-    async def user_messages(self, run: Run) -> list[Item]:
-        """Return the user messages in the input of the model's next turn, as items with ids.
+    def summary_run(self, run: Run, items: Sequence[Item]) -> tuple[Run, list[Item]]:
+        """Return the run that writes the summary of `items`, and the user messages at the end, which follow the summary.
 
-        Raises `BadRequest` if an item cannot be decrypted.
+        Raises `BadRequest` if there is nothing to summarize.
         """
-        messages = [item for item in await self._items(run) if item["type"] == "message" and item["role"] == "user"]
-        # Messages from the envelope of an earlier compaction have no ids.
-        return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
-
-    async def summary_run(self, run: Run) -> Run:
-        """Return the run that writes the summary. Raises `BadRequest` if items cannot be decrypted or summarized."""
-        matter, _ = compaction.split_history(await self._items(run))
-        items = [*matter, user_message(self._settings.prompt or PROMPT)]
+        matter, waiting = compaction.split_history(items)
+        asked = [*matter, user_message(self._settings.prompt or PROMPT)]
         request = compaction.summary_request(run.request)
         ids, owner = RunIds(), run.context.owner
-        context = RunContext(Chain.new(), ids, items, owner, run.context.token, run.context.size)
+        context = RunContext(Chain.new(), ids, asked, owner, run.context.token, run.context.size)
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
         assembler = self._backend.builder(request, created, ids, owner, frozenset())
-        turn = request, run.caller, run.model, context.chain.items, items, created, context.size
-        return Run(*turn, results=run.results, context=context, assembler=assembler, history=NO_HISTORY)
+        turn = request, run.caller, run.model, context.chain.items, asked, created, context.size
+        return Run(*turn, results=run.results, context=context, assembler=assembler, history=NO_HISTORY), waiting
 
-    async def _items(self, run: Run) -> list[Item]:
+    async def items(self, run: Run) -> list[Item]:
+        """Return the items that the model would see in the next turn. Raises `BadRequest` if an item cannot be decrypted."""
         return await by_size(run.size, self._backend.items, run)
 
 

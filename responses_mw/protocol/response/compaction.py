@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
+from ...ids import RunIds
 from ..chat.request import GRAMMARS
 from ..chat.truncation import is_kept
 from ..request import checks
@@ -123,13 +124,17 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
     return orjson.dumps({"summary": summary, "waiting": messages})
 
 
-def document(run: Document, user_messages: Sequence[Item]) -> Document:
-    """Return the `response.compaction` for the document `run`. Its `output` is the whole input for the next request."""
+def document(run: Document, items: Sequence[Item], ids: RunIds) -> Document:
+    """Return the `response.compaction` for the document `run`. Its `output` is the whole input for the next request.
+
+    The output begins with the user messages in `items`. Those from the envelope of an earlier compaction get ids from `ids`.
+    """
+    messages = [item for item in items if item["type"] == "message" and item["role"] == "user"]
     return {
         "id": run["id"],
         "object": "response.compaction",
         "created_at": run["created_at"],
-        "output": [*user_messages, *run["output"]],
+        "output": [*({"id": ids.item("msg"), "status": "completed", **message} for message in messages), *run["output"]],
         "usage": run["usage"],
     }
 
