@@ -169,6 +169,8 @@ class Run(TurnState):
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")
+        if self.turn is not None:
+            self.turn.span.fail(error)  # now that the document has the turn's usage
         without_traceback(error)
 
 

@@ -317,12 +317,10 @@ class Runner:
                         await self._commit(run, mode)
                 raise
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
-                if run.turn is not None:
-                    run.turn.span.fail(error)
+                run.fail(error)
                 # The run that writes a summary has no toolbox, but shares the results of the run that it summarizes.
                 if mode is RunMode.WHOLE and (run.toolbox is None or not run.results):
                     raise
-                run.fail(error)
         finally:
             await self._close(run)
 

@@ -80,26 +80,21 @@ class TurnSpan:
         """Record the duration and the usage, and end the span. The turn's items and usage must be in the document."""
         if self._is_ended:
             return
-        duration = time.perf_counter() - self._started
         metrics.MODELS.admit(self._model)
-        # If the usage of a turn is unknown, the document's usage becomes null. Count 0 tokens, not a negative number.
-        used = [max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True)]
-        self._measure(duration, used)
+        self._measure()
         if self._span.is_recording():
-            self._result |= {name: count for name, count in zip(_COUNTS, used, strict=True) if count or name in _ALWAYS}
             if finish_reason:
                 self._result[GenAI.FINISH_REASONS] = [finish_reason]
             self._capture_content(finish_reason)
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """Record that the turn failed with `error`, and end the span."""
+        """Record that the turn failed with `error`, and end the span. If known, the turn's usage must be in the document."""
         if self._is_ended:
             return
         kind = kind_of_error(error)
         mark_failed(self._span, kind)
-        no_tokens = (0,) * len(_COUNTS)  # so that `rate()` sees the first increase
-        self._measure(time.perf_counter() - self._started, no_tokens, {ERROR_TYPE: kind})
+        self._measure({ERROR_TYPE: kind})
         self._end(is_broken=True)
 
     def close(self) -> None:
@@ -116,7 +111,11 @@ class TurnSpan:
         self._span.set_attributes(self._result)
         self._span.end()
 
-    def _measure(self, duration: float, used: Sequence[int], error: Mapping[str, str] = {}) -> None:
+    def _measure(self, error: Mapping[str, str] = {}) -> None:
+        duration = time.perf_counter() - self._started
+        # If the usage of a turn is unknown, the document's usage becomes null. Count 0 tokens, not a negative number.
+        used = [max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True)]
+        self._result |= {name: count for name, count in zip(_COUNTS, used, strict=True) if count}
         attributes = {**self._server, GenAI.MODEL: metrics.MODELS.known(self._model)}
         metrics.INFERENCE_DURATION.record(duration, {**attributes, **error})
         for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
@@ -145,7 +144,6 @@ _COUNTERS = (
     (metrics.CACHED_TOKENS, "unknown"),
     (metrics.REASONING_TOKENS, "text"),
 )
-_ALWAYS = frozenset(_COUNTS[:2])
 
 
 def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.ids import random_part
 from responses_mw.state import Damaged, State, StateUnavailable, connect
+from responses_mw.telemetry.instruments import exposition
 from responses_mw.telemetry.metrics import MAX_OWNERS, USAGE
 from tests.support.configured import make_settings
-from tests.support.scripted import completion, error
+from tests.support.scripted import call, completion, error, finish, usage
 from tests.support.scripted_responses import ScriptedResponses, item, response
 from tests.support.servers import lifespan
 from tests.support.valkey import Server
@@ -82,6 +83,27 @@ async def test_a_member_cache_in_an_upstreams_usage_does_not_hide_the_tokens(ser
         answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 200
         assert astuple(USAGE.take()[owner_of(key)]) == (1, 3, 0, 2)
+
+
+def counted() -> float:
+    """Return the number of output tokens in the metrics of model turns."""
+    lines = exposition("")[0].decode().splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith("gen_ai_client_inference_usage_output_tokens_total")
+    )
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["json", "stream"])
+async def test_the_tokens_of_a_failed_turn_are_used(serve: Serve, upstream: ScriptedUpstream, streams: bool) -> None:
+    key, before = random_part(), counted()
+    upstream.stream(call("{}"), finish("tool_calls"), usage(prompt=3, completion=2))  # the call has no name
+    app = create_app(make_settings(upstream__url=serve(upstream)))
+    async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        body = {"model": "tiny", "input": "Hi", "store": False, "stream": streams}
+        answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
+        assert "without naming it" in answer.text
+        assert astuple(USAGE.take()[owner_of(key)]) == (1, 3, 0, 2)
+        assert counted() - before == 2
 
 
 async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path) -> None:
