@@ -168,7 +168,15 @@ def _attributes(chat: Mapping[str, Any], document: Mapping[str, Any]) -> dict[st
         GenAI.CONVERSATION_ID: (document.get("conversation") or {}).get("id"),
         GenAI.PREVIOUS_RESPONSE_ID: document.get("previous_response_id"),
     }
-    return present(attributes | {REQUEST_ATTRIBUTES[name]: chat[name] for name in REQUEST_ATTRIBUTES.keys() & chat.keys()})
+    attributes |= {REQUEST_ATTRIBUTES[name]: chat[name] for name in REQUEST_ATTRIBUTES.keys() & chat.keys()}
+    return present({name: value for name, value in attributes.items() if _can_be_exported(value)})
+
+
+def _can_be_exported(value: Any) -> bool:
+    """Return whether a value that the client chose, such as `seed`, has a type of the conventions, and at most 64 bits."""
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
+    return isinstance(value, str | float) or (isinstance(value, int) and value < 2**63)
 
 
 # -- messages in the formats of `gen_ai.input.messages` and `gen_ai.output.messages` ---------------------------------------

@@ -248,6 +248,26 @@ async def test_a_turn_is_described_by_the_conventions(upstream: ScriptedUpstream
 
 
 @pytest.mark.timeout(90)
+async def test_values_that_no_exporter_accepts_are_not_exported(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    front = await start("serve").is_ready()
+    accepted = {"seed": -(2**63), "max_output_tokens": 2**63 - 1, "top_k": 0.5, "stop": ["a", "b"], "temperature": 0}
+    refused = {"seed": 2**63, "max_output_tokens": 2**64 - 1, "top_k": {"a": 1}, "stop": ["a", {"b": 2}]}
+    for body in (accepted, refused):
+        upstream.whole(completion({"content": "Hello"}))
+        answer = await front.ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi", **body})
+        assert answer.status_code == 200, answer.text
+    await front.ours.http.get("/v1/responses/x")
+    await collector.until("GET /v1/responses/{response_id}")
+    names = {f"gen_ai.request.{name}" for name in ("seed", "max_tokens", "top_k", "stop_sequences", "temperature")}
+    first, second = (span.attributes for span in collector.all("chat tiny"))
+    assert [first[name] for name in sorted(names)] == [2**63 - 1, -(2**63), ["a", "b"], 0, 0.5]
+    assert not names & second.keys()
+    assert "Failed to encode" not in front.log
+
+
+@pytest.mark.timeout(90)
 async def test_spans_hold_texts_by_opt_in_only_and_never_of_a_response_that_is_not_stored(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
