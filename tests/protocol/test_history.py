@@ -225,6 +225,17 @@ def test_calls_of_every_kind_are_function_calls_to_the_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PAIRS)
+def test_a_stored_call_that_lacks_a_member_can_be_continued(kind: str) -> None:
+    """An upstream with its own Responses API may have made it."""
+    [asked, answered] = parse_input([{**one, "call_id": "a"} for one in PAIRS[kind][:2]])
+    for name in asked.keys() - {"type", "call_id"}:
+        stored = {member: value for member, value in asked.items() if member != name}
+        assert shape(to_messages([stored, answered], VLLM)) == ["calls a", "tool a"]
+    with pytest.raises(BadRequest, match="No tool output found"):
+        to_messages([{"type": asked["type"]}, *parse_input("x")], VLLM)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
 def test_a_call_of_any_kind_needs_its_output(kind: str) -> None:
     asked, answered, _ = PAIRS[kind]
     with pytest.raises(BadRequest, match=f"No tool output found for {asked['type'].replace('_', ' ')} a"):

@@ -121,7 +121,7 @@ class _MessageBuilder:
     def message(self, item: Item, position: int) -> None:
         if item["role"] == "assistant":
             self._drop_broken_reasoning()
-            self._texts.extend(part.get("text") or part.get("refusal") or "" for part in item["content"])
+            self._texts.extend(part.get("text") or part.get("refusal") or "" for part in item.get("content") or ())
             return
         if item["role"] == "user" and self._has_reasoned and self.messages and self.messages[-1]["role"] == "user":
             self._texts = self._texts or [""]
@@ -152,11 +152,11 @@ class _MessageBuilder:
         self._has_broken_off = False
 
     def call(self, item: Item, position: int) -> None:
-        self._calls.append(_PendingCall(item, position, item["call_id"]))
-        self._open_call_ids.add(item["call_id"])
+        self._calls.append(_PendingCall(item, position, item.get("call_id", "")))
+        self._open_call_ids.add(item.get("call_id", ""))
 
     def output(self, item: Item, position: int) -> None:
-        call_id, code = item["call_id"], "missing_tool_call"
+        call_id, code = item.get("call_id", ""), "missing_tool_call"
         if call_id in self._open_call_ids:
             self.close()
         if position in self._linked_outputs:

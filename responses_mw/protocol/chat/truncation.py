@@ -95,9 +95,9 @@ def links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
     for position, item in enumerate(items):
         role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
         if role == "call":
-            waiting["call", item["call_id"]].append(position)
+            waiting["call", item.get("call_id", "")].append(position)
         elif role == "output":
-            answers.append((position, ("call", item["call_id"])))
+            answers.append((position, ("call", item.get("call_id", ""))))
         elif role == "approval_request":
             waiting["approval", item["id"]].append(position)
         elif item["type"] == "mcp_approval_response":

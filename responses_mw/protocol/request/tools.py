@@ -183,7 +183,7 @@ def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
 
 def history_name(item: Item) -> str:
     """Return the function name for a call from an earlier turn. Without collisions, `offered` uses the same name."""
-    return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
+    return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item.get("name", ""))
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:

@@ -92,7 +92,7 @@ CUSTOM = ToolKind(
     types=("custom",),
     items={
         "custom_tool_call": call_kind(
-            "ctc", None, lambda item: as_text({"input": item["input"]}), name=checks.string, input=checks.string
+            "ctc", None, lambda item: as_text({"input": item.get("input", "")}), name=checks.string, input=checks.string
         ),
         "custom_tool_call_output": output_kind("ctco", _text_or_parts),
     },
@@ -132,7 +132,7 @@ TOOL_SEARCH = ToolKind(
             "tsc",
             chain(_by_client, fields({"call_id": check_call_id, "arguments": checks.json_object}, namespace=checks.string)),
             "call",
-            lambda item: as_text(item["arguments"]),
+            lambda item: as_text(item.get("arguments", {})),
             function="tool_search",
         ),
         # `request.items` checks the item's `tools`, and `request.tools` makes its output.

@@ -62,11 +62,11 @@ Role: TypeAlias = Literal["message", "reasoning", "compaction", "call", "output"
 
 
 def _arguments(item: Item) -> str:
-    return item["arguments"] or "{}"
+    return item.get("arguments") or "{}"
 
 
 def _output(item: Item) -> str | list[Part]:
-    output: str | list[Part] = item["output"]
+    output: str | list[Part] = item.get("output", "")
     return output
 
 

@@ -49,7 +49,7 @@ def _positive_integers(parsed: Mapping[str, Any], *names: str) -> dict[str, int]
 
 
 def _action_arguments(item: Item) -> str:
-    action = {name: value for name, value in item["action"].items() if value is not None}
+    action = {name: value for name, value in item.get("action", {}).items() if value is not None}
     action.pop("type", None)
     if not action.get("env", True):
         del action["env"]
@@ -194,7 +194,9 @@ def _patch_output(item: Item) -> str:
 APPLY_PATCH = ToolKind(
     types=("apply_patch",),
     items={
-        "apply_patch_call": call_kind("apc", "apply_patch", lambda item: as_text(item["operation"]), operation=_operation),
+        "apply_patch_call": call_kind(
+            "apc", "apply_patch", lambda one: as_text(one.get("operation", {})), operation=_operation
+        ),
         "apply_patch_call_output": ItemKind(
             prefix="apco",
             check=fields({"call_id": check_call_id, "status": checks.string}, output=checks.string),
