@@ -95,6 +95,7 @@ NEW_PART = {
     "content_index": 0,
     "part": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
 }
+TEXT_DONE = {**NEW_PART, "type": "response.output_text.done", "text": "Hello", "logprobs": []}
 HELLO = numbered(
     CREATED,
     {**CREATED, "type": "response.in_progress"},
@@ -102,7 +103,7 @@ HELLO = numbered(
     NEW_PART,
     delta("Hel"),
     delta("lo"),
-    {**NEW_PART, "type": "response.output_text.done", "text": "Hello", "logprobs": []},
+    TEXT_DONE,
     {**NEW_PART, "type": "response.content_part.done", "part": message(text="Hello")["content"][0]},
     done(message(text="Hello")),
     completed(message(text="Hello"), usage={"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}),
@@ -356,9 +357,11 @@ def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
     assert {event.data["item"]["status"] for event in events if event.type.endswith("item.added")} == {"in_progress"}
 
 
+@pytest.mark.parametrize("between", [[], [TEXT_DONE], [NEW_PART, TEXT_DONE]], ids=["item", "text", "part"])
 @pytest.mark.parametrize("end", [done(message(text="Hello")), completed(message(text="Hello"))])
-def test_a_text_of_which_only_the_end_comes_is_one_delta(end: dict[str, Any]) -> None:
-    events = run(numbered(added(message()), end, *([] if "response" in end else [completed()])))
+def test_a_text_of_which_only_the_end_comes_is_one_delta(between: Events, end: dict[str, Any]) -> None:
+    events = run(numbered(added(message()), *between, end, *([] if "response" in end else [completed()])))
+    oracle.check(sse.encode(events) + sse.DONE_FRAME)
     assert [event.data["delta"] for event in events if event.type == "response.output_text.delta"] == ["Hello"]
     assert check(events)["output_text"] == "Hello"
 
@@ -381,7 +384,7 @@ def test_a_call_of_which_only_the_end_comes_has_its_arguments_once(between: Even
     events = decoded(run(numbered(added({**call, "arguments": ""}), *between, *ends, completed(call))))
     shown = [event for event in events if "arguments" in event["type"]]
     assert [event["arguments"] for event in shown if event["type"] == ARGUMENTS_DONE["type"]] == ['{"a": 1}']
-    assert [event["delta"] for event in shown if event["type"].endswith(".delta")] == ['{"a": 1}'][len(between) :]
+    assert [event["delta"] for event in shown if event["type"].endswith(".delta")] == ['{"a": 1}']
     assert events[-1]["response"]["output"] == [{**call, "id": "fc_0"}]
 
 

@@ -167,6 +167,9 @@ class ResponsesPassthrough(ResponseBuilder):
         if step == "done" and target.stem == PARTS.get(target.holder):  # the text of the part ends first
             texts = [text.stem for text in TEXTS.values() if text.holder == target.holder]
             self._end_parts(place, [(stem, event[target.index]) for stem in texts])
+        elif step == "done" and target.member:
+            where = {name: value for name, value in event.items() if name not in (target.member, "name")}
+            self._show_whole(event.get(target.member), target, where)
 
     def _set_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
         """Set the index of the event's part. Without a valid index, the event belongs to the last part."""
@@ -180,9 +183,16 @@ class ResponsesPassthrough(ResponseBuilder):
         elif type(index) is not int or not 0 <= index <= count:
             index = max(count - 1, 0)
         event[target.index] = index
-        if step == "delta" and index == count and target.part:  # the upstream does not announce the part (vLLM, llama.cpp)
+        if step != "added" and index == count and target.part:  # the upstream does not announce the part (vLLM, llama.cpp)
             where = {"item_id": item["id"], "output_index": place, target.index: index}
             self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": target.new_part()})
+
+    def _show_whole(self, text: Any, target: EventTarget, where: dict[str, Any]) -> None:
+        """Emit a whole text as one delta, unless it has had deltas. `where` has the other members of the delta."""
+        item = self._output.put(where["output_index"])
+        holder = item[target.holder][where[target.index]] if target.holder else item
+        if isinstance(text, str) and text and isinstance(holder, dict) and not holder.get(target.member):
+            self._emit_item({**where, "type": f"{target.stem}.delta", "delta": text})
 
     def _end_parts(self, place: int, some: Iterable[tuple[str, int]]) -> None:
         """Emit the missing `done` events for `some` parts and texts of the item at `place`, if they are open."""
@@ -296,9 +306,9 @@ class ResponsesPassthrough(ResponseBuilder):
             self._known[item["id"]] = ours
         item = {**self._renamed(item), "id": ours}
         self._seal(item)
-        streamed, call = self._output.put(place), CALL_TEXTS.get(item["type"])
-        if call and not streamed.get(call.member) and isinstance(text := item.get(call.member), str) and text:
-            self._emit_item({"type": f"{call.stem}.delta", "item_id": ours, "output_index": place, "delta": text})
+        streamed = self._output.put(place)
+        if call := CALL_TEXTS.get(item["type"]):
+            self._show_whole(item.get(call.member), call, {"item_id": ours, "output_index": place})
         self._end_parts(place, list(self._output.open[place]))
         if not any(streamed.get(name) for name in PARTS):
             emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
