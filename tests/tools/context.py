@@ -1,4 +1,4 @@
-"""The context of a tool, as a run of an anonymous caller has it."""
+"""The tool context of a run of an anonymous caller."""
 
 from __future__ import annotations
 

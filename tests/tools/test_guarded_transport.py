@@ -1,4 +1,4 @@
-"""Where URLs of a request may lead."""
+"""The transport that guards against URLs of requests that lead to private addresses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Answer = Callable[..., None]
 
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Sets the addresses of every host."""
+    """Set the addresses to which every host resolves."""
 
     def answer(*addresses: str) -> None:
         async def resolve(host: str, port: int, *, trusted: bool) -> list[str]:
@@ -97,17 +97,17 @@ def is_refused(response: httpx2.Response) -> bool:
 
 
 @pytest.mark.parametrize("address", [*PRIVATE_V4, *PRIVATE_V6])
-def test_an_address_that_is_not_of_the_internet_is_not_public(address: str) -> None:
+def test_special_purpose_addresses_are_not_public(address: str) -> None:
     assert not is_public(ip_address(address))
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_an_address_of_the_internet_is_public(address: str) -> None:
+def test_internet_addresses_are_public(address: str) -> None:
     assert is_public(ip_address(address))
 
 
 @given(st.ip_addresses(v=4))
-def test_wrapped_addresses_are_as_public_as_what_they_wrap(inner: IPv4Address) -> None:
+def test_an_embedded_ipv4_address_decides_whether_an_ipv6_address_is_public(inner: IPv4Address) -> None:
     for prefix in (0xFFFF << 32, int(IPv6Address("64:ff9b::"))):
         assert is_public(IPv6Address(prefix | int(inner))) == is_public(inner)
     assert not is_public(IPv6Address(int(IPv6Address("2002::")) | int(inner) << 80))
@@ -135,7 +135,7 @@ async def test_no_way_to_write_a_private_address_passes(address: str, form: Call
         await checked_addresses(host, 80, allow_private=False)
 
 
-async def test_one_private_address_of_a_host_is_enough_to_refuse_it(resolved: Answer) -> None:
+async def test_a_host_with_any_private_address_is_refused(resolved: Answer) -> None:
     resolved("8.8.8.8", "::1")
     with pytest.raises(AddressRefused):
         await checked_addresses("a.example", 80, allow_private=False)
@@ -146,7 +146,7 @@ async def test_private_addresses_can_be_allowed(resolved: Answer) -> None:
     assert await checked_addresses("a.example", 80, allow_private=True) == ["10.0.0.1"]
 
 
-async def test_a_host_without_an_address_cannot_be_reached(resolved: Answer) -> None:
+async def test_a_host_without_an_address_is_reported_as_unknown(resolved: Answer) -> None:
     resolved()
     response = await get(GuardedTransport(1000, allow_private=False), "http://a.example/")
     assert response.json()["error"]["message"] == "it cannot be reached: its name is not known"
@@ -172,14 +172,14 @@ async def test_a_host_without_an_address_cannot_be_reached(resolved: Answer) -> 
         "http://a\nb/",
     ],
 )
-def test_a_url_that_is_wrong_by_itself_is_told(url: str) -> None:
+def test_fault_of_reports_an_invalid_url(url: str) -> None:
     assert fault_of(url, allow_private=False)
 
 
 @pytest.mark.parametrize(
     "url", ["http://a.example", "https://a.example:8443/mcp?x=y", "http://8.8.8.8/", "HTTPS://[2606:4700::1]/"]
 )
-def test_a_good_url_has_no_fault(url: str) -> None:
+def test_fault_of_is_none_for_a_valid_url(url: str) -> None:
     assert fault_of(url, allow_private=False) is None
 
 
@@ -200,7 +200,7 @@ async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_
     assert response.request.headers["host"] == f"name.example:{url.port}"
 
 
-async def test_a_name_that_turns_private_is_refused_at_the_next_connection(serve: Serve, resolved: Answer) -> None:
+async def test_a_connection_to_a_name_that_resolves_to_a_private_address_is_refused(serve: Serve, resolved: Answer) -> None:
     url = serve(answering(200))
     resolved("127.0.0.1")
     transport = GuardedTransport(1000, allow_private=False)
@@ -214,7 +214,7 @@ async def test_a_redirect_to_a_private_address_is_refused(serve: Serve, resolved
     resolved("127.0.0.1")
 
     class Lenient(GuardedTransport):
-        """Takes the first server for public, and nothing else."""
+        """Treat only the first server as public."""
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             chosen = lenient if request.url.host == "public.example" else strict
@@ -227,7 +227,7 @@ async def test_a_redirect_to_a_private_address_is_refused(serve: Serve, resolved
     assert strict.address_refused
 
 
-async def test_the_next_address_is_tried_where_one_takes_no_connection(serve: Serve, resolved: Answer) -> None:
+async def test_the_next_address_is_tried_when_a_connection_is_refused(serve: Serve, resolved: Answer) -> None:
     url = httpx2.URL(serve(answering(200, b"here")))
     resolved("127.0.0.9", "127.0.0.1")
     response = await get(GuardedTransport(1000, allow_private=True), f"http://name.example:{url.port}/")
@@ -280,7 +280,7 @@ async def test_a_body_of_too_many_values_is_not_read(
     assert response.content == read
 
 
-async def test_a_server_that_closes_its_streams_is_asked_for_only_so_many(
+async def test_reconnections_to_a_server_that_closes_its_event_streams_are_limited(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: 0.0)
@@ -294,8 +294,8 @@ async def test_a_server_that_closes_its_streams_is_asked_for_only_so_many(
         assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 502]
 
 
-async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:
-    """The handshake asks for the name of the URL, not for the address that it is sent to."""
+async def test_the_tls_handshake_names_the_host_of_the_url(resolved: Answer) -> None:
+    """The handshake sends the host name of the URL, not the address of the connection."""
     asked: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = lambda _socket, name, _context: asked.append(name)

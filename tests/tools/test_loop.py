@@ -1,4 +1,4 @@
-"""Backend with tools of the server's, up to the answer: streamed, in one piece, in chains, and in background."""
+"""Runs with MCP tools: streamed, without streaming, and in continued responses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def server(serve: Serve) -> dict[str, Any]:
-    """An entry of `tools` whose server has `get_weather`, `fail` and others."""
+    """An entry of `tools` for a server that has `get_weather`, `fail` and other tools."""
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
     return {"type": "mcp", "server_label": "w", "server_url": url, **NOBODY}
 
 
 def _asks(name: str = "get_weather", *, index: int = 0, **arguments: Any) -> tuple[Chunk, ...]:
-    """Fragments of a call, as vLLM streams them."""
+    """The chunks of a tool call, as vLLM streams them."""
     whole = json.dumps(arguments)
     head = call("", name=name, call_id=f"call_{name}_{index}", index=index)
     return head, call(whole[:4], index=index), call(whole[4:], index=index)
@@ -46,7 +46,7 @@ def _messages(upstream: ScriptedUpstream, turn: int) -> Any:
 
 
 @pytest.mark.both_mounts
-async def test_a_call_of_an_mcp_tool_is_carried_out_and_the_model_goes_on(
+async def test_an_mcp_tool_call_is_run_and_its_output_is_sent_to_the_model(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"), usage(10, 5))
@@ -67,7 +67,7 @@ async def test_a_call_of_an_mcp_tool_is_carried_out_and_the_model_goes_on(
     )
 
 
-async def test_the_events_of_a_call_come_in_the_order_of_the_reference(
+async def test_the_events_of_an_mcp_call_have_the_order_of_the_reference(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"))
@@ -91,7 +91,9 @@ async def test_the_events_of_a_call_come_in_the_order_of_the_reference(
     ]
 
 
-async def test_json_gives_what_the_stream_gives(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
+async def test_a_response_without_streaming_has_the_same_items(
+    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
+) -> None:
     function = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
     upstream.whole(completion({"tool_calls": [{"id": "c", "type": "function", "function": function}]}, "tool_calls"))
     upstream.whole(completion({"content": "Sunny."}))
@@ -101,7 +103,7 @@ async def test_json_gives_what_the_stream_gives(ours: Ours, upstream: ScriptedUp
     assert document["status"] == "completed"
 
 
-async def test_usage_is_the_sum_of_the_turns_with_the_tools_share(
+async def test_usage_sums_all_turns_and_reports_the_tool_output_tokens(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"), usage(10, 5))
@@ -111,7 +113,7 @@ async def test_usage_is_the_sum_of_the_turns_with_the_tools_share(
     assert counted["output_tokens_details"]["tool_output_tokens"] == 25
 
 
-async def test_calls_of_one_turn_are_all_carried_out_in_their_order(
+async def test_all_calls_of_a_turn_are_run_and_keep_their_order(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     slow, quick = _asks("sleep", seconds=0.2), _asks(index=1, city="Oslo")
@@ -121,7 +123,7 @@ async def test_calls_of_one_turn_are_all_carried_out_in_their_order(
     assert [(item["name"], item["output"]) for item in output[1:3]] == [("sleep", "slept"), ("get_weather", "Sunny in Oslo.")]
 
 
-async def test_a_tool_that_fails_is_a_result_that_the_model_sees(
+async def test_the_error_of_a_failed_tool_is_sent_to_the_model(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks("fail", why="no luck"), finish("tool_calls"))
@@ -135,7 +137,7 @@ async def test_a_tool_that_fails_is_a_result_that_the_model_sees(
     assert "no luck" in _messages(upstream, 1)[-1]["content"]
 
 
-async def test_arguments_that_are_no_json_are_a_result_that_the_model_sees(
+async def test_arguments_that_are_not_json_fail_the_call_and_the_model_sees_the_error(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(call("{not json", name="get_weather", call_id="c"), finish("tool_calls"))
@@ -145,7 +147,7 @@ async def test_arguments_that_are_no_json_are_a_result_that_the_model_sees(
     assert "not a JSON object" in _messages(upstream, 1)[-1]["content"]
 
 
-async def test_a_turn_that_calls_the_client_too_stops_and_gives_back_both(
+async def test_a_turn_that_also_calls_a_function_ends_the_response_with_both_calls(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     clients = {"type": "function", "name": "mine", "parameters": {"type": "object", "properties": {}}}
@@ -161,7 +163,7 @@ async def test_a_turn_that_calls_the_client_too_stops_and_gives_back_both(
     assert contents[-3:] == ["Sunny in Rome.", None, "done"]
 
 
-async def test_a_later_response_sees_the_calls_and_does_not_list_again(
+async def test_a_continued_response_includes_earlier_calls_and_does_not_list_tools_again(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"))
@@ -174,7 +176,7 @@ async def test_a_later_response_sees_the_calls_and_does_not_list_again(
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_more_calls_than_allowed_are_left_out_and_a_final_answer_is_asked_for(
+async def test_calls_beyond_max_tool_calls_are_dropped_and_the_next_turn_has_no_tools(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), *_asks(index=1, city="Oslo"), finish("tool_calls"))
@@ -185,7 +187,7 @@ async def test_more_calls_than_allowed_are_left_out_and_a_final_answer_is_asked_
     assert "tools" not in upstream.requests[1].json
 
 
-async def test_the_last_turn_is_asked_for_without_tools(
+async def test_the_last_turn_is_requested_without_tools(
     start: Start, upstream: ScriptedUpstream, server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "MAX_TURNS", 2)
@@ -203,13 +205,15 @@ async def test_a_call_that_was_cut_is_not_carried_out(ours: Ours, upstream: Scri
     assert (streamed.response["output"][1]["status"], streamed.response["output"][1]["output"]) == ("incomplete", None)
 
 
-async def test_allowed_tools_limits_what_is_offered(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
+async def test_allowed_tools_limits_the_tools_offered_to_the_model(
+    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
+) -> None:
     upstream.stream(*HELLO)
     await stream(ours, tools=[{**server, "allowed_tools": ["get_weather"]}])
     assert [tool["function"]["name"] for tool in upstream.requests[0].json["tools"]] == ["get_weather"]
 
 
-async def test_two_servers_with_a_tool_of_one_name_are_told_apart(
+async def test_tools_with_the_same_name_on_two_servers_are_prefixed_with_the_label(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     other = {**server, "server_label": "v", "allowed_tools": ["get_weather"]}
@@ -225,7 +229,7 @@ async def test_two_servers_with_a_tool_of_one_name_are_told_apart(
     assert _messages(upstream, 2)[-2]["tool_calls"][0]["function"]["name"] == names[1]
 
 
-async def test_a_function_of_the_clients_keeps_the_name_that_a_server_has_too(
+async def test_a_function_keeps_its_name_when_an_mcp_tool_has_the_same_one(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     mine = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -236,7 +240,7 @@ async def test_a_function_of_the_clients_keeps_the_name_that_a_server_has_too(
     assert [item["type"] for item in output] == ["mcp_list_tools", "function_call"]
 
 
-async def test_a_forced_tool_is_free_again_in_the_next_turn(
+async def test_a_forced_tool_choice_applies_only_to_the_first_turn(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"))
@@ -246,7 +250,9 @@ async def test_a_forced_tool_is_free_again_in_the_next_turn(
     assert "tool_choice" not in upstream.requests[1].json
 
 
-async def test_pictures_of_a_tool_reach_the_model(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
+async def test_images_returned_by_a_tool_are_sent_to_the_model(
+    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
+) -> None:
     upstream.stream(*_asks("picture"), finish("tool_calls"))
     upstream.stream(*HELLO)
     await stream(ours, tools=[server])
@@ -304,7 +310,9 @@ async def test_a_call_that_is_not_approved_is_not_carried_out(
 
 
 @pytest.mark.parametrize("has_tools", [True, False], ids=["with tools", "without tools"])
-async def test_an_approval_of_nothing_is_a_400_that_names_it(ours: Ours, server: dict[str, Any], has_tools: bool) -> None:
+async def test_an_approval_of_an_unknown_request_is_a_400_naming_the_parameter(
+    ours: Ours, server: dict[str, Any], has_tools: bool
+) -> None:
     approval = {"type": "mcp_approval_response", "approval_request_id": "mcpr_none", "approve": True}
     body = {"model": "tiny", "input": [approval], "tools": [server] if has_tools else []}
     response = await ours.http.post("/v1/responses", json=body)
@@ -313,7 +321,7 @@ async def test_an_approval_of_nothing_is_a_400_that_names_it(ours: Ours, server:
     assert "mcpr_none" in response.json()["error"]["message"]
 
 
-# -- faults, and secrets -------------------------------------------------------------------------------------------------
+# -- errors and secrets --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -322,13 +330,13 @@ def guarded(serve: Serve) -> dict[str, Any]:
     return {"type": "mcp", "server_label": "g", "server_url": url, **NOBODY}
 
 
-async def test_a_server_that_refuses_the_credential_makes_the_create_a_401(ours: Ours, guarded: dict[str, Any]) -> None:
+async def test_credentials_rejected_by_an_mcp_server_are_a_401(ours: Ours, guarded: dict[str, Any]) -> None:
     response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [guarded]})
     assert response.status_code == 401
     assert "'g'" in response.json()["error"]["message"]
 
 
-async def test_a_server_that_is_away_is_an_error_that_names_it(ours: Ours, free_url: str) -> None:
+async def test_an_unreachable_mcp_server_is_a_424_naming_its_label(ours: Ours, free_url: str) -> None:
     tool = {"type": "mcp", "server_label": "away", "server_url": f"{free_url}/mcp"}
     response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool]})
     assert response.status_code == 424
@@ -336,7 +344,7 @@ async def test_a_server_that_is_away_is_an_error_that_names_it(ours: Ours, free_
     assert "'away'" in response.json()["error"]["message"]
 
 
-async def test_a_fault_of_the_upstream_after_a_tool_has_run_is_a_failed_response(
+async def test_an_upstream_error_after_a_tool_call_is_a_failed_response(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     function = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
@@ -361,14 +369,14 @@ async def test_secrets_of_a_server_are_neither_echoed_nor_stored(
     assert TOKEN not in stored.text
 
 
-async def test_a_private_address_is_refused_unless_it_is_allowed(start: Start, server: dict[str, Any]) -> None:
+async def test_a_server_url_with_a_private_address_is_a_400_by_default(start: Start, server: dict[str, Any]) -> None:
     response = await start().http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [server]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools[0].server_url"
 
 
 def held(signals: tuple[Signal, Signal]) -> ASGIApp:
-    """An MCP server that sets the first signal when it is asked to end a session, and then waits for the second one."""
+    """An MCP server that sets the first signal when a client deletes its session, and then waits for the second."""
     app, (asked, go) = Older(weather().streamable_http_app()), signals
 
     async def holding(scope: Scope, receive: Receive, send: Send) -> None:
@@ -381,7 +389,7 @@ def held(signals: tuple[Signal, Signal]) -> ASGIApp:
 
 
 @pytest.mark.parametrize("ask", [stream, whole])
-async def test_no_response_waits_for_a_server_to_end_its_session(
+async def test_a_response_does_not_wait_for_an_mcp_session_to_close(
     ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch, ask: Any
 ) -> None:
     monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)
@@ -396,7 +404,7 @@ async def test_no_response_waits_for_a_server_to_end_its_session(
         go.set()
 
 
-async def test_a_response_waits_if_too_many_sessions_are_being_ended(
+async def test_a_response_waits_when_too_many_mcp_sessions_are_closing(
     ours: Ours, upstream: ScriptedUpstream, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.tools.mcp_session._DELETE_TIMEOUT", 1000.0)

@@ -1,4 +1,4 @@
-"""`context_management` within a response: what the server's tools bring is summed up before the next turn."""
+"""`context_management` within a response: tool results are compacted before the next turn."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def server(serve: Serve) -> dict[str, Any]:
     return {"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}
 
 
-async def test_results_of_tools_are_summed_up_between_turns(
-    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
-) -> None:
+async def test_tool_results_are_compacted_between_turns(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
     upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c"), finish("tool_calls"), usage(10, 5))
     upstream.stream(text(SUMMARY), finish(), usage(30, 4))
@@ -55,7 +53,7 @@ async def test_results_of_tools_are_summed_up_between_turns(
     assert "Sunny in Paris." not in str(upstream.requests[-1].json)
 
 
-async def test_each_turn_is_looked_at_anew(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
+async def test_a_response_can_compact_after_each_turn(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
     upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
     for answer in (
         {"tool_calls": [CALL]},
@@ -71,7 +69,7 @@ async def test_each_turn_is_looked_at_anew(ours: Ours, upstream: ScriptedUpstrea
     assert SUMMARY in str(upstream.requests[3].json["messages"][0])
 
 
-async def test_a_summary_that_fails_between_turns_is_the_end_of_the_response(
+async def test_a_failed_compaction_between_turns_fails_the_response(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}
@@ -82,7 +80,7 @@ async def test_a_summary_that_fails_between_turns_is_the_end_of_the_response(
     assert [item["type"] for item in streamed.response["output"]] == ["mcp_list_tools", "mcp_call"]
 
 
-async def test_a_summary_that_breaks_off_twice_between_turns_is_not_taken(
+async def test_a_compaction_whose_stream_breaks_off_twice_fails_the_response(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.pages["/tokenize"] = {"tokens": [*range(2000)]}

@@ -1,4 +1,4 @@
-"""Web search and the code interpreter in the loop, and tools in background responses."""
+"""Runs with web search and the code interpreter, and tools in background responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def searching(start: Start, serve: Serve) -> Ours:
 
 
 @pytest.mark.both_mounts
-async def test_a_search_is_carried_out_and_its_sources_are_cited(searching: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_web_search_is_run_and_its_sources_are_cited(searching: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
     upstream.stream(text("Paris [1], says [B](https://www.britannica.com/place/Paris)."), finish())
     streamed = await stream(searching, tools=[SEARCH])
@@ -52,7 +52,7 @@ async def test_a_search_is_carried_out_and_its_sources_are_cited(searching: Ours
     assert "largest city of France" in upstream.requests[1].json["messages"][-1]["content"]
 
 
-async def test_the_events_of_a_search_come_in_the_order_of_the_reference(searching: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_events_of_a_web_search_have_the_order_of_the_reference(searching: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
     upstream.stream(text("Paris [1]."), finish())
     streamed = await stream(searching, tools=[SEARCH])
@@ -72,7 +72,7 @@ async def test_the_events_of_a_search_come_in_the_order_of_the_reference(searchi
     ]
 
 
-async def test_sources_and_results_are_shown_to_who_asks_for_them(searching: Ours, upstream: ScriptedUpstream) -> None:
+async def test_search_sources_and_results_are_shown_only_with_include(searching: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
     upstream.stream(*HELLO)
     include = ["web_search_call.action.sources", "web_search_call.results"]
@@ -88,7 +88,9 @@ async def test_sources_and_results_are_shown_to_who_asks_for_them(searching: Our
     assert asked["output"] == shown["output"]
 
 
-async def test_a_later_response_sees_what_was_found_and_can_cite_it(searching: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_continued_response_includes_earlier_search_results_and_can_cite_them(
+    searching: Ours, upstream: ScriptedUpstream
+) -> None:
     upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
     upstream.stream(*HELLO)
     first = (await stream(searching, tools=[SEARCH])).response
@@ -115,7 +117,7 @@ async def test_what_a_client_says_was_found_is_not_fetched(searching: Ours, upst
     assert watched.methods == []
 
 
-async def test_search_without_access_to_the_web_is_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_web_search_with_external_web_access_false_is_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     streamed = await stream(start(), tools=[{**SEARCH, "external_web_access": False}])
     assert "tools" not in upstream.requests[0].json
@@ -131,7 +133,7 @@ def sandbox() -> Iterator[dict[str, str]]:
         }
 
 
-async def test_code_is_run_in_the_container_of_the_chain(
+async def test_a_continued_response_runs_code_in_the_same_container(
     start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str]
 ) -> None:
     ours = start(**sandbox)
@@ -179,14 +181,14 @@ async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
     assert "forty-one" not in read
 
 
-async def test_a_code_interpreter_without_a_sandbox_is_refused_by_name(start: Start) -> None:
+async def test_a_code_interpreter_without_a_sandbox_is_a_400_naming_the_setting(start: Start) -> None:
     response = await start().http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [PYTHON]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools[0].type"
     assert "sandbox_url" in response.json()["error"]["message"]
 
 
-async def test_a_tool_that_is_not_offered_is_named_in_a_header(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_header_names_the_tools_that_are_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     body = {"model": "tiny", "input": "Hi", "stream": True}
     ours = start()
@@ -196,7 +198,7 @@ async def test_a_tool_that_is_not_offered_is_named_in_a_header(start: Start, ups
     assert "x-responses-not-offered" not in (await ours.http.post("/v1/responses", json=body)).headers
 
 
-async def test_a_search_without_a_provider_is_not_offered_to_the_model_and_logged_once(
+async def test_web_search_without_a_provider_is_not_offered_and_logged_once(
     start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = start()
@@ -218,7 +220,7 @@ async def test_a_search_without_a_provider_is_not_offered_to_the_model_and_logge
         ({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, [SEARCH, {"type": "function", "name": "f"}]),
     ],
 )
-async def test_a_search_that_is_forced_needs_a_provider(start: Start, choice: Any, tools: list[Any]) -> None:
+async def test_a_forced_web_search_without_a_provider_is_a_400(start: Start, choice: Any, tools: list[Any]) -> None:
     body = {"model": "tiny", "input": "Hi", "tools": tools, "tool_choice": choice}
     response = await start().http.post("/v1/responses", json=body)
     assert response.status_code == 400

@@ -1,4 +1,4 @@
-"""What an `mcp` entry of `tools` means."""
+"""The `mcp` entries of `tools`: validation, allowed tools, approval and credentials."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def server(given: dict[str, Any], settings: Settings = SETTINGS, **members: Any)
 @pytest.mark.parametrize(
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
-def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
+def test_duplicate_or_too_many_servers_in_a_request_are_refused(labels: list[str], code: str) -> None:
     tools = Tools(SETTINGS.tools, SETTINGS.search, httpx.AsyncClient(verify=False), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
@@ -64,13 +64,13 @@ def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code
     assert (caught.value.param, caught.value.code) == ("tools", code)
 
 
-def test_the_names_of_allowed_tools_are_only_so_many() -> None:
+def test_too_many_tool_names_are_refused() -> None:
     for members in ({"allowed_tools": ["a"] * 1001}, {"require_approval": {"never": {"tool_names": ["a"] * 1001}}}):
         with pytest.raises(BadRequest, match="array too long"):
             check(tool(**members))
 
 
-# -- what is accepted -----------------------------------------------------------------------------------------------------------
+# -- validation -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_the_names_of_allowed_tools_are_only_so_many() -> None:
         {"type": "mcp", "server_label": "code_interpreter"},
     ],
 )
-def test_what_the_reference_has_is_accepted_as_it_is(given: dict[str, Any]) -> None:
+def test_parameters_of_the_reference_are_accepted_unchanged(given: dict[str, Any]) -> None:
     assert check(given) == given
 
 
-def test_null_means_absent() -> None:
+def test_null_parameters_are_treated_as_absent() -> None:
     assert check(tool(headers=None, tunnel_id=None, require_approval=None)) == tool()
 
 
@@ -129,7 +129,7 @@ def test_null_means_absent() -> None:
         (tool(authorization="secret", headers={"authorization": "secret"}), "authorization", "invalid_value"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_path_and_without_secrets(given: dict[str, Any], param: str, code: str) -> None:
+def test_an_invalid_parameter_is_a_400_with_its_path_and_without_secrets(given: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as raised:
         check(given, "tools[3]")
     assert (raised.value.param, raised.value.code) == (f"tools[3].{param}", code)
@@ -156,7 +156,7 @@ def test_the_echo_has_no_secrets(url: Any, shown: str) -> None:
     assert MCPServer.echo(given) == tool(server_url=shown, allowed_tools=["a"])
 
 
-# -- which tools ----------------------------------------------------------------------------------------------------------------
+# -- allowed tools and approval -------------------------------------------------------------------------------------------------
 
 READ_ONLY = {"readOnlyHint": True}
 
@@ -211,7 +211,7 @@ def test_a_tool_is_allowed_by_the_request_and_the_operator(
         ({"type": "mcp", "server_label": "code_interpreter"}, None, False),
     ],
 )
-def test_approval_is_needed_unless_somebody_said_otherwise(
+def test_approval_is_required_unless_the_request_or_the_operator_waives_it(
     given: dict[str, Any], annotations: dict[str, Any] | None, needed: bool
 ) -> None:
     assert server(given).needs_approval({"name": "a", "annotations": annotations}) is needed
@@ -220,7 +220,7 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 # -- connections ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
+async def test_a_configured_server_is_called_by_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = {"own": {"url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}}
     settings = make_settings(tools__mcp_servers=servers)
@@ -231,7 +231,7 @@ async def test_a_configured_server_is_reached_by_its_label_with_the_operators_cr
     assert (received["x-key"], received["traceparent"]) == ("k", "t")
 
 
-async def test_a_request_can_bring_credentials_of_its_own_for_a_configured_server(serve: Serve) -> None:
+async def test_a_request_can_send_its_own_credentials_to_a_configured_server(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     settings = make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}})
     async with aclosing(server(configured(authorization=TOKEN), settings)) as own:
@@ -257,7 +257,9 @@ async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) 
     assert "authorization" not in json.loads(result.content)
 
 
-async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_url_from_the_request_that_resolves_to_a_private_address_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched = Watched(weather().streamable_http_app())
     url = serve(watched).replace("127.0.0.1", "public.example")
 
@@ -271,14 +273,14 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
     assert watched.methods == []
 
 
-def test_what_is_configured_shows_no_secrets() -> None:
+def test_settings_and_their_errors_show_no_secrets() -> None:
     assert "operators" not in repr(SETTINGS)
     with pytest.raises(ValueError, match="mcp_servers") as raised:
         make_settings(tools__mcp_servers={"own": {"url": "http://a", "authorisation": "operators"}})
     assert "operators" not in str(raised.value)
 
 
-def test_without_the_sdk_the_tool_is_refused_and_the_extra_named() -> None:
+def test_the_error_without_the_sdk_names_the_missing_extra() -> None:
     program = f"""if True:
         import sys; sys.modules["mcp"] = None
         from responses_mw.tools.mcp import MCPServer

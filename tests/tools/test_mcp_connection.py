@@ -1,4 +1,4 @@
-"""One MCP server as a run uses it: what it lists, what its tools return, and all that can go wrong."""
+"""A run's connection to an MCP server: listing tools, calling them, and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def connection(url: str, *, headers: dict[str, str] | None = None, private: bool
 
 @pytest.fixture
 def output_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the maximum size of a tool's output."""
+    """Set the maximum size of a tool's output."""
 
     def limit(size: int) -> None:
         monkeypatch.setattr("responses_mw.tools.mcp_connection.MAX_OUTPUT_BYTES", size)
@@ -59,7 +59,7 @@ def output_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(params=APPS)
 def server(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., str]:
-    """Serves the weather over each transport, within what `wrap` adds, and gives its URL."""
+    """Serve the weather server over each transport, wrapped by `wrap`, and return its URL."""
     make, path = APPS[request.param]
 
     def start(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> str:
@@ -68,10 +68,10 @@ def server(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., str]:
     return start
 
 
-# -- what works -----------------------------------------------------------------------------------------------------------------
+# -- successful calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tools_are_listed_as_the_item_has_them(server: Callable[..., str]) -> None:
+async def test_tools_are_listed_in_the_form_of_the_mcp_list_tools_item(server: Callable[..., str]) -> None:
     async with aclosing(connection(server())) as weather:
         tools = {tool["name"]: tool for tool in await weather.list_tools()}
     listed = tools["get_weather"]
@@ -89,7 +89,7 @@ async def test_a_tool_is_called(server: Callable[..., str]) -> None:
     assert not result.failed
 
 
-async def test_several_calls_share_a_session_and_run_at_the_same_time(server: Callable[..., str]) -> None:
+async def test_concurrent_calls_share_a_session(server: Callable[..., str]) -> None:
     watched: list[Watched] = []
 
     def watch(app: ASGIApp) -> ASGIApp:
@@ -107,7 +107,7 @@ async def test_several_calls_share_a_session_and_run_at_the_same_time(server: Ca
     assert watched[0].rpc.count("notifications/initialized") <= 1
 
 
-async def test_it_can_be_used_and_closed_by_different_tasks(server: Callable[..., str]) -> None:
+async def test_different_tasks_can_use_and_close_a_connection(server: Callable[..., str]) -> None:
     weather = connection(server())
     await asyncio.create_task(weather.list_tools())
     result = await asyncio.create_task(weather.call("get_weather", {"city": "Rome"}))
@@ -115,7 +115,7 @@ async def test_it_can_be_used_and_closed_by_different_tasks(server: Callable[...
     assert result.content == "Sunny in Rome."
 
 
-async def test_headers_and_trace_context_go_along(serve: Serve) -> None:
+async def test_headers_and_trace_context_are_sent(serve: Serve) -> None:
     given = {"authorization": f"Bearer {TOKEN}", "x-key": "k", "traceparent": "00-1-2-01"}
     async with aclosing(connection(serve(Bearer(streamable())) + "/mcp", headers=given)) as weather:
         result = await weather.call("headers", {})
@@ -125,21 +125,21 @@ async def test_headers_and_trace_context_go_along(serve: Serve) -> None:
     assert received["accept-encoding"] == "identity"
 
 
-async def test_a_session_of_the_server_is_given_back(serve: Serve) -> None:
+async def test_closing_a_connection_deletes_the_session_on_the_server(serve: Serve) -> None:
     watched = Watched(Older(streamable()))
     async with aclosing(connection(serve(watched) + "/mcp")) as weather:
         await weather.list_tools()
     assert watched.methods[-1] == "DELETE"
 
 
-async def test_nothing_is_sent_before_it_is_needed(serve: Serve) -> None:
+async def test_an_unused_connection_sends_no_request(serve: Serve) -> None:
     watched = Watched(streamable())
     async with aclosing(connection(serve(watched) + "/mcp")):
         pass
     assert watched.methods == []
 
 
-# -- what tools return ----------------------------------------------------------------------------------------------------------
+# -- results of tools -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def plain(serve: Serve) -> str:
     return serve(streamable()) + "/mcp"
 
 
-async def test_images_are_parts_for_the_model_and_described_in_the_item(plain: str) -> None:
+async def test_images_are_content_parts_for_the_model_and_described_in_the_item(plain: str) -> None:
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("picture", {})
     assert result.content == [
@@ -157,7 +157,7 @@ async def test_images_are_parts_for_the_model_and_described_in_the_item(plain: s
     assert result.members == {"output": "A pixel:\n[image/png, 32 bytes]"}
 
 
-async def test_resources_links_and_audio_are_told_as_text(plain: str) -> None:
+async def test_resources_links_and_audio_are_described_as_text(plain: str) -> None:
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("assorted", {})
     assert result.content == (
@@ -169,20 +169,20 @@ async def test_resources_links_and_audio_are_told_as_text(plain: str) -> None:
     )
 
 
-async def test_structured_content_stands_in_for_a_missing_text(plain: str) -> None:
+async def test_structured_content_is_used_when_there_is_no_text(plain: str) -> None:
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("structured", {})
     assert result.content == '{"degrees":21}'
 
 
-async def test_long_output_is_cut_with_a_remark(plain: str, output_bytes: Callable[[int], None]) -> None:
+async def test_long_output_is_truncated_with_a_note(plain: str, output_bytes: Callable[[int], None]) -> None:
     output_bytes(1001)
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("long", {"size": 1000})
     assert result.content == "é" * 500 + "\n... (2000 bytes in all)"
 
 
-async def test_an_image_that_is_too_large_is_left_out(plain: str, output_bytes: Callable[[int], None]) -> None:
+async def test_an_image_that_is_too_large_is_omitted(plain: str, output_bytes: Callable[[int], None]) -> None:
     output_bytes(20)
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("picture", {})
@@ -190,7 +190,7 @@ async def test_an_image_that_is_too_large_is_left_out(plain: str, output_bytes: 
 
 
 @pytest.mark.parametrize("pictures", [False, True])
-async def test_many_small_parts_do_not_exceed_the_limit_by_their_notes(
+async def test_many_small_content_parts_do_not_exceed_the_limit_with_their_notes(
     plain: str, output_bytes: Callable[[int], None], pictures: bool
 ) -> None:
     output_bytes(60)
@@ -211,10 +211,10 @@ async def test_an_answer_without_end_is_not_taken(plain: str, output_bytes: Call
         assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
 
 
-# -- what goes wrong in a call --------------------------------------------------------------------------------------------------
+# -- errors of a call -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_that_fails_is_a_failed_result(server: Callable[..., str]) -> None:
+async def test_an_error_of_a_tool_is_a_failed_result(server: Callable[..., str]) -> None:
     async with aclosing(connection(server())) as weather:
         result = await weather.call("fail", {"why": "no clouds"})
     assert result.failed
@@ -223,14 +223,14 @@ async def test_a_tool_that_fails_is_a_failed_result(server: Callable[..., str]) 
     assert "no clouds" in result.members["error"]["content"][0]["text"]
 
 
-async def test_a_tool_that_is_unknown_is_a_failed_result(server: Callable[..., str]) -> None:
+async def test_an_unknown_tool_is_a_failed_result(server: Callable[..., str]) -> None:
     async with aclosing(connection(server())) as weather:
         result = await weather.call("nothing", {})
     assert result.failed
     assert result.members["error"]["type"] in ("mcp_protocol_error", "mcp_tool_execution_error")
 
 
-async def test_a_tool_that_asks_for_input_is_a_failed_result_that_says_so(serve: Serve) -> None:
+async def test_a_tool_that_requests_input_is_a_failed_result(serve: Serve) -> None:
     asking = MCPServer("asking", log_level="CRITICAL")
 
     @asking.tool()
@@ -245,7 +245,7 @@ async def test_a_tool_that_asks_for_input_is_a_failed_result_that_says_so(serve:
 
 
 @pytest.mark.parametrize("server", ["streamable", "SSE"], indirect=True)
-async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server: Callable[..., str]) -> None:
+async def test_a_call_that_times_out_is_a_failed_result_and_the_next_call_works(server: Callable[..., str]) -> None:
     url = server()
     async with aclosing(connection(url, timeout=2)) as weather:
         assert not (await weather.call("get_weather", {"city": "Bonn"})).failed
@@ -258,7 +258,7 @@ async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
-async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serve, content_type: bytes) -> None:
+async def test_a_connection_that_breaks_during_a_call_fails_only_that_call(serve: Serve, content_type: bytes) -> None:
     async with aclosing(connection(serve(Breaking(streamable(), content_type)) + "/mcp")) as weather:
         async with asyncio.timeout(60):
             result = await weather.call("get_weather", {"city": "Paris"})
@@ -267,7 +267,7 @@ async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serv
         assert len(await weather.list_tools()) > 1
 
 
-async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
+async def test_an_unreachable_server_is_a_failed_result(free_url: str) -> None:
     async with aclosing(connection(free_url)) as weather:
         result = await weather.call("get_weather", {"city": "Paris"})
     assert result.members["error"] == {
@@ -275,8 +275,8 @@ async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
     }  # fmt: skip
 
 
-async def test_a_session_that_the_server_forgot_is_begun_anew(serve: Serve) -> None:
-    """As after a restart of the server: the first call fails, for it may have run; the next one has a new session."""
+async def test_a_session_lost_by_the_server_is_replaced_after_one_failed_call(serve: Serve) -> None:
+    """After a restart of the server, the first call fails, because it may have run. The next call opens a new session."""
     now = Replaceable([Older(streamable()), Older(streamable())])
     async with aclosing(connection(serve(now) + "/mcp")) as weather:
         assert not (await weather.call("get_weather", {"city": "Rome"})).failed
@@ -286,7 +286,7 @@ async def test_a_session_that_the_server_forgot_is_begun_anew(serve: Serve) -> N
 
 
 class Replaceable:
-    """Two servers, each with its lifespan; requests go to the first until it is `replaced`."""
+    """Two servers, each with its own lifespan. Requests go to the first until `replaced` is set."""
 
     def __init__(self, apps: Sequence[ASGIApp]) -> None:
         self.replaced = False
@@ -305,11 +305,11 @@ class Replaceable:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-# -- what goes wrong before -----------------------------------------------------------------------------------------------------
+# -- errors while connecting and listing tools ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[..., str], status: int) -> None:
+async def test_rejected_credentials_of_the_caller_are_a_401(server: Callable[..., str], status: int) -> None:
     url = server(lambda app: Bearer(app, status))
     async with aclosing(connection(url, headers={"authorization": "Bearer wrong"})) as weather:
         with pytest.raises(Unauthorized, match="MCP server 'weather': it refused the credentials") as raised:
@@ -318,7 +318,7 @@ async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[...,
     assert "wrong" not in raised.value.message
 
 
-async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
+async def test_rejected_credentials_of_the_operator_are_a_424(serve: Serve) -> None:
     target = MCPTarget(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
     async with aclosing(MCPConnection(target)) as weather:
         with pytest.raises(UpstreamError) as raised:
@@ -336,7 +336,7 @@ async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(ser
         (answering(200, b"x", [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]), "compressed"),
     ],
 )
-async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve, app: ASGIApp, told: str) -> None:
+async def test_a_url_without_an_mcp_server_is_a_424_naming_the_label(serve: Serve, app: ASGIApp, told: str) -> None:
     async with aclosing(connection(serve(app) + "/mcp?key=secret")) as weather:
         with pytest.raises(UpstreamError, match=told) as raised:
             await weather.list_tools()
@@ -346,7 +346,9 @@ async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve,
     assert "secret" not in error.message
 
 
-async def test_a_server_that_is_away_is_a_424_and_logged(free_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_listing_the_tools_of_an_unreachable_server_is_a_424_and_logged(
+    free_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with aclosing(connection(free_url)) as weather:
         with pytest.raises(UpstreamError, match="cannot be reached"):
             await weather.list_tools()
@@ -355,7 +357,7 @@ async def test_a_server_that_is_away_is_a_424_and_logged(free_url: str, caplog: 
     ]
 
 
-async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
+async def test_a_server_that_does_not_respond_in_time_is_a_424(serve: Serve) -> None:
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             while (await receive())["type"] != "http.disconnect":
@@ -388,7 +390,9 @@ async def test_a_server_that_pings_without_end_loses_its_session(
 
 
 @pytest.mark.parametrize("server", ["streamable with sessions", "SSE"], indirect=True)
-async def test_a_server_may_ping_every_second(server: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ping_every_second_does_not_close_the_session(
+    server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = itertools.count()
     monkeypatch.setattr("responses_mw.tools.mcp_session.MAX_SERVER_REQUESTS", 0)
     monkeypatch.setattr("responses_mw.tools.mcp_session.time", SimpleNamespace(monotonic=lambda: next(seconds)))
@@ -418,7 +422,7 @@ async def test_a_redirect_to_another_origin_is_not_followed(serve: Serve) -> Non
     assert "secret" not in raised.value.message
 
 
-async def test_what_a_server_repeats_of_its_credentials_is_not_told(serve: Serve) -> None:
+async def test_credentials_repeated_in_a_server_error_are_redacted(serve: Serve) -> None:
     fault = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": f"bad token {TOKEN}, sent to /mcp?key=123456"}}
     app = answering(400, json.dumps(fault).encode(), [(b"content-type", b"application/json")])
     async with aclosing(connection(serve(app) + "/mcp?key=123456", headers={"authorization": f"Bearer {TOKEN}"})) as weather:
@@ -426,10 +430,10 @@ async def test_what_a_server_repeats_of_its_credentials_is_not_told(serve: Serve
             await weather.list_tools()
 
 
-# -- how it ends ----------------------------------------------------------------------------------------------------------------
+# -- closing, cancellation and logs ---------------------------------------------------------------------------------------------
 
 
-async def test_closing_ends_the_requests_under_way_at_once(server: Callable[..., str]) -> None:
+async def test_closing_a_connection_cancels_its_pending_requests(server: Callable[..., str]) -> None:
     watched: list[Watched] = []
 
     def watch(app: ASGIApp) -> ASGIApp:
@@ -462,8 +466,8 @@ async def test_a_cancelled_call_leaves_the_connection_usable(server: Callable[..
         assert not (await weather.call("get_weather", {"city": "Rome"})).failed
 
 
-async def test_calls_of_a_server_that_hangs_can_be_cancelled_at_once(serve: Serve) -> None:
-    """The SDK takes five seconds for that, each: it tells the server, one after the other."""
+async def test_calls_to_a_server_that_hangs_are_cancelled_promptly(serve: Serve) -> None:
+    """The SDK alone takes five seconds per call: it notifies the server of one cancellation after the other."""
     hanging = Wedging(Older(streamable()))
     weather = connection(serve(hanging) + "/mcp", timeout=30)
     await weather.call("get_weather", {"city": "Rome"})
@@ -480,7 +484,7 @@ async def test_calls_of_a_server_that_hangs_can_be_cancelled_at_once(serve: Serv
             await asyncio.sleep(0.01)
 
 
-async def test_cancelled_while_it_opens_it_leaves_nothing_behind(serve: Serve) -> None:
+async def test_cancelling_while_the_connection_opens_disconnects_from_the_server(serve: Serve) -> None:
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             reached.set()
@@ -500,13 +504,13 @@ async def test_cancelled_while_it_opens_it_leaves_nothing_behind(serve: Serve) -
         assert await asyncio.to_thread(left.wait, 5)
 
 
-async def test_a_closed_connection_calls_nothing(plain: str) -> None:
+async def test_a_call_on_a_closed_connection_fails(plain: str) -> None:
     weather = connection(plain)
     await weather.aclose()
     assert (await weather.call("get_weather", {"city": "Rome"})).failed
 
 
-async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_arguments_results_and_credentials_are_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     given = {"authorization": f"Bearer {TOKEN}"}
     for app in (streamable(), Older(streamable()), Breaking(streamable(), b"application/json")):
@@ -518,13 +522,13 @@ async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFi
     assert not [line for line in ours if "Atlantis" in line or "secret" in line or TOKEN in line]
 
 
-# -- numbers that JSON has and we have not ----------------------------------------------------------------------------------------
+# -- integers of more than 64 bits, and too many values --------------------------------------------------------------------------
 
 HUGE = b"123456789012345678901234567890"
 
 
 class Preceded:
-    """Sends `first` before each event that begins like `event`."""
+    """Send `first` before each event that starts with `event`."""
 
     def __init__(self, app: ASGIApp, event: bytes, first: bytes) -> None:
         self._app, self._event, self._first = app, event, first
@@ -539,7 +543,7 @@ class Preceded:
 
 
 class Altered:
-    """Says something else in place of what the application says."""
+    """Replace `said` with `instead` in the responses of an application."""
 
     def __init__(self, app: ASGIApp, said: bytes, instead: bytes) -> None:
         self._app, self._said, self._instead = app, said, instead
@@ -567,20 +571,20 @@ def altered(serve: Serve) -> Callable[[bytes, bytes], str]:
     return lambda said, instead: serve(Altered(app, said, instead)) + "/mcp"
 
 
-async def test_a_schema_with_a_number_that_cannot_be_written_again_is_malformed(altered: Callable[[bytes, bytes], str]) -> None:
+async def test_a_schema_with_a_number_that_cannot_be_serialized_is_malformed(altered: Callable[[bytes, bytes], str]) -> None:
     async with aclosing(connection(altered(b'"type":"object"', b'"type":"object","maxProperties":' + HUGE))) as weather:
         with pytest.raises(UpstreamError, match="malformed"):
             await weather.list_tools()
 
 
-async def test_an_answer_of_many_small_values_is_not_decoded(altered: Callable[[bytes, bytes], str]) -> None:
+async def test_an_answer_with_too_many_values_is_not_decoded(altered: Callable[[bytes, bytes], str]) -> None:
     values = b'"type":"object","x":[%b1]' % (b"{}," * 20_000)
     async with aclosing(connection(altered(b'"type":"object"', values))) as weather:
         with pytest.raises(UpstreamError, match="malformed, is too large"):
             await weather.list_tools()
 
 
-async def test_a_result_with_a_number_that_cannot_be_written_again_is_a_failed_call(
+async def test_a_result_with_a_number_that_cannot_be_serialized_is_a_failed_call(
     altered: Callable[[bytes, bytes], str],
 ) -> None:
     rest = b'"isError":false,"resultType":"complete","structuredContent":{"result":'

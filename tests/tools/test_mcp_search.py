@@ -1,4 +1,4 @@
-"""A search tool of an MCP server, in the forms in which such tools return results."""
+"""A search tool of an MCP server, and the formats in which such tools return results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .context import context
 
 
 class Finder:
-    """A search tool that returns `result`, or whose server is away."""
+    """A search tool that returns `result`, or one whose server is unreachable."""
 
     def __init__(self, result: ToolResult | None) -> None:
         self.result = result
@@ -53,7 +53,7 @@ PAGES = [SearchHit("A", "https://a.example/x", "about a"), SearchHit("B", "https
         {"results": None, "organic": [{"title": "A", "link": "https://a.example/x", "snippet": "about a"}, {"title": "B", "link": "https://b.example/y", "snippet": "about b"}]},
     ],
 )  # fmt: skip
-async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -> None:
+async def test_the_usual_json_formats_of_search_tools_are_parsed(document: Any) -> None:
     finder = Finder(ToolResult(json.dumps(document)))
     assert await mcp(finder).search(Query("a b")) == PAGES
     assert finder.asked == [("search", {"query": "a b"})]
@@ -67,7 +67,7 @@ async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -
         "SearchHit two:\n\n1. [A](https://a.example/x) - about a\n\n2. [B](https://b.example/y) - about b",
     ],
 )
-async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
+async def test_text_with_urls_is_split_into_results(text: str) -> None:
     found = await mcp(Finder(ToolResult(text))).search(Query("a"))
     assert [(one.title.strip("* "), one.url) for one in found] == [("A", PAGES[0].url), ("B", PAGES[1].url)]
     assert all(one.text in text for one in found)
@@ -77,16 +77,16 @@ async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
     ("answer", "text"),
     [("Paris is the capital.", "Paris is the capital."), ("42", "42"), ("true", "true"), ('"Paris, France"', "Paris, France")],
 )
-async def test_text_without_urls_is_shown_as_it_is(answer: str, text: str) -> None:
+async def test_text_without_urls_is_one_result(answer: str, text: str) -> None:
     assert await mcp(Finder(ToolResult(answer))).search(Query("a")) == [SearchHit("", "", text)]
 
 
 @pytest.mark.parametrize("answer", [" ", "null", '""', "{}"])
-async def test_an_answer_without_results_is_empty(answer: str) -> None:
+async def test_an_empty_answer_has_no_results(answer: str) -> None:
     assert await mcp(Finder(ToolResult(answer))).search(Query("a")) == []
 
 
-async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
+async def test_the_text_parts_of_an_answer_are_parsed() -> None:
     parts: list[Part] = [
         {"type": "input_text", "text": "[A](https://a.example/x)"},
         {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
@@ -96,11 +96,11 @@ async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
 
 
 @pytest.mark.parametrize("content", ["no such tool", ""])
-async def test_a_search_tool_that_failed_has_failed(content: str) -> None:
+async def test_a_failed_search_tool_raises_search_failed(content: str) -> None:
     with pytest.raises(SearchFailed, match=content or "failed"):
         await mcp(Finder(ToolResult(content, failed=True))).search(Query("a"))
 
 
-async def test_a_search_tool_whose_server_is_away_has_failed() -> None:
+async def test_a_search_tool_with_an_unreachable_server_raises_search_failed() -> None:
     with pytest.raises(SearchFailed, match="'finder' cannot be reached"):
         await mcp(Finder(None)).search(Query("a"))

@@ -1,4 +1,4 @@
-"""The metric of tool calls: how many, how long, how many failed, of which kind and which server."""
+"""The metric of tool calls: their number and duration, by kind, server and error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_call_of_a_configured_server_is_counted_under_its_label(
     assert (counted("mcp", "the-weather"), counted("mcp", "the-weather", "tool_error")) == (before[0] + 1, before[1] + 1)
 
 
-async def test_a_label_that_the_client_invents_is_no_label_of_the_metric(
+async def test_a_call_of_a_server_that_is_not_configured_is_counted_as_other(
     start: Start, upstream: ScriptedUpstream, url: str
 ) -> None:
     before = counted("mcp", "_OTHER")
@@ -58,7 +58,7 @@ async def test_a_label_that_the_client_invents_is_no_label_of_the_metric(
     assert counted("mcp", "invented-by-a-client") == 0
 
 
-async def test_a_search_is_counted(start: Start, upstream: ScriptedUpstream, serve: Serve) -> None:
+async def test_a_web_search_is_counted(start: Start, upstream: ScriptedUpstream, serve: Serve) -> None:
     before = counted("web_search")
     provider = {"search__provider": "searxng", "search__url": serve(SearchServer(SEARXNG))}
     await called(start, upstream, "web_search", '{"query": "paris"}', {"type": "web_search"}, **provider)

@@ -1,4 +1,4 @@
-"""The tool: what it accepts, what the model and the caller get, and how results are numbered."""
+"""The web search tool: validation, results for the model and the caller, and numbering."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAVILY = make_settings(search__provider="tavily", search__api_key="secret")
 
 
 class Shelf(SearchProvider):
-    """A provider that finds what it was given, whatever is asked."""
+    """A provider that returns the given results for every query."""
 
     def __init__(self, *found: SearchHit, error: str | None = None) -> None:
         self.found, self.error = list(found), error
@@ -56,15 +56,15 @@ def asking(query: str) -> str:
     return json.dumps({"query": query})
 
 
-# -- what a request may say ----------------------------------------------------------------------------------------------
+# -- validation ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", WEB_SEARCH.types)
-def test_every_name_of_the_tool_is_accepted(kind: str) -> None:
+def test_every_type_name_of_web_search_is_accepted(kind: str) -> None:
     assert check({"type": kind}) == {"type": kind}
 
 
-def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
+def test_parameters_of_the_reference_are_accepted_and_nulls_dropped() -> None:
     tool = {
         "type": "web_search",
         "external_web_access": True,
@@ -103,19 +103,19 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
         ({"return_token_budget": 5}, "return_token_budget"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], param: str) -> None:
+def test_unsupported_or_invalid_parameters_are_a_400_with_their_path(member: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         check({"type": "web_search", **member}, "tools[3]")
     assert caught.value.param == f"tools[3].{param}"
     assert caught.value.status == 400
 
 
-def test_a_search_that_may_also_return_images_is_accepted_and_returns_text() -> None:
+def test_search_content_types_with_text_and_image_is_accepted() -> None:
     tool = {"type": "web_search", "search_content_types": ["text", "image"], "image_settings": {"size": "small"}}
     assert check(tool) == tool
 
 
-def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
+def test_external_web_access_true_is_accepted() -> None:
     tool = {"type": "web_search", "external_web_access": True}
     assert check(tool) == tool
 
@@ -129,15 +129,15 @@ def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
         ({"search__provider": "searxng", "search__url": "searx.example"}, "http://"),
     ],
 )
-def test_incomplete_settings_are_refused_at_the_start(settings: dict[str, Any], lacking: str) -> None:
+def test_incomplete_or_invalid_search_settings_are_refused(settings: dict[str, Any], lacking: str) -> None:
     with pytest.raises(ValidationError, match=lacking):
         make_settings(**settings)
 
 
-# -- what the model gets -------------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_model_reads_numbered_results_and_the_item_shows_query_and_sources() -> None:
+async def test_the_model_sees_numbered_results_and_the_item_has_the_query_and_sources() -> None:
     result = await search(Shelf(A, B)).call(asking(" capital of france "))
     assert not result.failed
     assert "[1] A\nhttps://a.example/1\nabout a" in result.content
@@ -153,7 +153,7 @@ async def test_the_model_reads_numbered_results_and_the_item_shows_query_and_sou
     assert ResponseFunctionWebSearch.model_validate(item).action.type == "search"
 
 
-async def test_an_address_keeps_its_number_over_all_the_searches_of_a_chain() -> None:
+async def test_a_url_keeps_its_number_across_the_searches_of_a_history() -> None:
     shelf = Shelf(A, B)
     first = search(shelf)
     item = {"type": "web_search_call", **(await first.call(asking("a"))).members}
@@ -167,7 +167,9 @@ async def test_an_address_keeps_its_number_over_all_the_searches_of_a_chain() ->
 
 
 @pytest.mark.parametrize(("size", "count", "length"), [("low", 3, 500), ("medium", 6, 1_000), ("high", 10, 3_000)])
-async def test_the_context_size_bounds_results_and_excerpts(size: str, count: int, length: int) -> None:
+async def test_search_context_size_limits_the_number_of_results_and_the_snippet_length(
+    size: str, count: int, length: int
+) -> None:
     shelf = Shelf(*(SearchHit("T " * 500, f"https://example.com/{n}", "x" * 5_000) for n in range(30)))
     result = await search(shelf, search_context_size=size).call(asking("a"))
     assert len(result.members["results"]) == count
@@ -187,14 +189,14 @@ async def test_the_context_size_bounds_results_and_excerpts(size: str, count: in
         ({"allowed_domains": ["xample"]}, []),
     ],
 )
-async def test_results_outside_the_filters_are_dropped(filters: dict[str, Any], expected: list[SearchHit]) -> None:
+async def test_results_that_do_not_match_the_filters_are_dropped(filters: dict[str, Any], expected: list[SearchHit]) -> None:
     shelf = Shelf(A, B, C, SearchHit("", "", "a text of no address"), SearchHit("", "http://[", "broken"))
     result = await search(shelf, filters=filters).call(asking("a"))
     assert [one["url"] for one in result.members["results"]] == [one.url for one in expected]
     assert ("found nothing" in result.content) == (not expected)
 
 
-async def test_a_dot_after_the_host_does_not_evade_the_filters() -> None:
+async def test_a_trailing_dot_in_the_host_does_not_evade_the_filters() -> None:
     dotted = SearchHit("D", "https://a.example./1", "about a")
     blocked = await search(Shelf(dotted), filters={"blocked_domains": ["a.example"]}).call(asking("a"))
     allowed = await search(Shelf(dotted), filters={"allowed_domains": ["a.example"]}).call(asking("a"))
@@ -202,14 +204,14 @@ async def test_a_dot_after_the_host_does_not_evade_the_filters() -> None:
     assert [one["url"] for one in allowed.members["results"]] == [dotted.url]
 
 
-async def test_domains_in_other_scripts_are_compared_as_they_stand_in_urls() -> None:
+async def test_internationalized_domains_match_in_unicode_and_punycode() -> None:
     there = SearchHit("M", "https://www.xn--mnchen-3ya.de/a", "text")
     other = SearchHit("M", "https://www.münchen.de/b", "text")
     result = await search(Shelf(there, other, A), filters={"allowed_domains": ["münchen.de"]}).call(asking("a"))
     assert [one["url"] for one in result.members["results"]] == [there.url, other.url]
 
 
-async def test_results_that_nobody_can_open_are_dropped() -> None:
+async def test_results_with_invalid_urls_are_dropped() -> None:
     shelf = Shelf(
         SearchHit("x", "javascript:alert(1)", "x"),
         SearchHit("x", "", ""),
@@ -221,7 +223,7 @@ async def test_results_that_nobody_can_open_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[]", '"a"', "{}", '{"query": 1}', '{"query": "  "}'])
-async def test_arguments_without_a_query_are_a_failure_that_the_model_reads(arguments: str) -> None:
+async def test_arguments_without_a_query_fail_the_call_and_the_model_sees_the_error(arguments: str) -> None:
     shelf = Shelf(A)
     result = await search(shelf).call(arguments)
     assert result.failed
@@ -230,7 +232,7 @@ async def test_arguments_without_a_query_are_a_failure_that_the_model_reads(argu
     assert shelf.queries == []
 
 
-async def test_a_search_that_failed_tells_the_model_why() -> None:
+async def test_the_reason_of_a_failed_search_is_sent_to_the_model() -> None:
     result = await search(Shelf(error="The search provider did not answer in time.")).call(asking("secret plan"))
     assert result.failed
     assert result.content == "The search failed: The search provider did not answer in time."
@@ -238,7 +240,7 @@ async def test_a_search_that_failed_tells_the_model_why() -> None:
     assert result.members["error"] == result.content
 
 
-async def test_the_offered_function_takes_what_the_tool_reads() -> None:
+async def test_the_offered_function_requires_the_arguments_that_the_tool_reads() -> None:
     (served,) = await search(Shelf(A)).open()
     definition = served.function
     assert definition["name"] == "web_search"
@@ -247,7 +249,7 @@ async def test_the_offered_function_takes_what_the_tool_reads() -> None:
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1, -1, 0, True, 1.5])
-async def test_a_number_that_a_client_made_up_is_no_source(number: Any) -> None:
+async def test_an_invalid_result_number_sent_by_a_client_is_ignored(number: Any) -> None:
     forged = {"number": number, "url": C.url, "title": "", "snippet": ""}
     earlier = [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search"}, "results": [forged]}]
     result = await search(Shelf(A, B), earlier=earlier).call('{"query": "a"}')

@@ -1,4 +1,4 @@
-"""Each provider with a server that answers as its API does, and all of them with servers that fail."""
+"""The search providers, each with a server that imitates its API, and with servers that fail."""
 
 from __future__ import annotations
 
@@ -187,12 +187,12 @@ def test_every_provider_has_a_class_a_setting_tests_and_a_row_in_the_docs() -> N
 
 
 def open_provider(http: httpx.AsyncClient, name: str, **settings: Any) -> SearchProvider:
-    """The provider by its name in the settings."""
+    """Return the provider with this name in the settings."""
     return search.PROVIDERS[name](context(make_settings(search__provider=name, **settings), http))
 
 
 class Recorder(httpx.AsyncBaseTransport):
-    """Answers that nothing was found, and notes what was asked."""
+    """Return no results, and record the URL of the request."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.url = request.url
@@ -200,7 +200,7 @@ class Recorder(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.url])
-async def test_a_provider_has_its_url_unless_one_is_set(name: str) -> None:
+async def test_a_provider_has_a_default_url(name: str) -> None:
     recorder = Recorder()
     async with httpx.AsyncClient(transport=recorder) as client:
         assert await open_provider(client, name, search__api_key="secret-key").search(Query("a")) == []
@@ -220,7 +220,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Open:
-    """A provider by name, with its server behind it."""
+    """Return a function that opens a provider by name, with `server` as its server."""
 
     def make(name: str, **settings: Any) -> SearchProvider:
         server.answer = SAMPLES[name].answer if server.answer is None else server.answer
@@ -230,7 +230,7 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-async def test_the_results_of_every_provider_are_read(provider: Open, name: str) -> None:
+async def test_the_results_of_every_provider_are_parsed(provider: Open, name: str) -> None:
     found = await provider(name).search(Query("capital of france"))
     assert [(one.title, one.url) for one in found] == [
         ("Paris - Wikipedia", "https://en.wikipedia.org/wiki/Paris"),
@@ -240,7 +240,7 @@ async def test_the_results_of_every_provider_are_read(provider: Open, name: str)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_has_queries_of_each_kind(name: str) -> None:
+def test_every_sample_covers_each_kind_of_query(name: str) -> None:
     queries = [query for query, _ in SAMPLES[name].requests]
     assert {(bool(query.allowed), bool(query.blocked)) for query in queries} == set(product([False, True], repeat=2))
     assert any(query.thorough for query in queries)
@@ -259,7 +259,7 @@ def test_a_sample_has_queries_of_each_kind(name: str) -> None:
         for number, (query, sent) in enumerate(sample.requests)
     ],
 )
-async def test_a_provider_is_asked_for_what_its_api_supports(
+async def test_a_query_is_sent_in_the_form_of_the_providers_api(
     provider: Open, server: SearchServer, name: str, query: Query, sent: dict[str, Any]
 ) -> None:
     await provider(name).search(query)
@@ -268,10 +268,10 @@ async def test_a_provider_is_asked_for_what_its_api_supports(
     assert asked.headers.items() >= sample.key.items()
 
 
-# -- what only one has ---------------------------------------------------------------------------------------------------
+# -- single providers ----------------------------------------------------------------------------------------------------
 
 
-async def test_searxng_that_finds_nothing_without_some_engines_has_failed(
+async def test_searxng_without_results_fails_if_some_engines_did_not_respond(
     provider: Open, server: SearchServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answer = {**SEARXNG, "results": []}
@@ -282,7 +282,7 @@ async def test_searxng_that_finds_nothing_without_some_engines_has_failed(
     assert await provider("searxng").search(Query("a")) == []
 
 
-async def test_brave_gets_the_place_as_headers_and_its_texts_are_joined(provider: Open, server: SearchServer) -> None:
+async def test_brave_receives_the_location_as_headers_and_its_snippets_are_joined(provider: Open, server: SearchServer) -> None:
     found = await provider("brave").search(Query("a", place=PLACE))
     place_headers = {name: value for name, value in server.asked[0].headers.items() if name.startswith("x-loc-")}
     assert place_headers == {
@@ -297,7 +297,7 @@ async def test_brave_gets_the_place_as_headers_and_its_texts_are_joined(provider
     ]
 
 
-async def test_brave_is_not_asked_what_it_would_refuse(provider: Open, server: SearchServer) -> None:
+async def test_queries_are_trimmed_to_what_brave_accepts(provider: Open, server: SearchServer) -> None:
     brave = provider("brave")
     await brave.search(Query("word " * 80, place={"country": "IS", "region": "CA", "city": "東京"}))
     await brave.search(Query("x" * 500))
@@ -310,18 +310,18 @@ async def test_brave_is_not_asked_what_it_would_refuse(provider: Open, server: S
     assert "x-loc-city" not in first.headers
 
 
-async def test_a_text_of_brave_that_cannot_be_unescaped_is_kept(provider: Open, server: SearchServer) -> None:
+async def test_a_brave_text_that_cannot_be_unescaped_is_returned_unchanged(provider: Open, server: SearchServer) -> None:
     text = f"&#{'9' * 5000};"
     server.answer = {"web": {"results": [{"title": text, "url": "https://a.example/", "description": text}]}}
     assert await provider("brave").search(Query("a")) == [SearchHit(text, "https://a.example/", text)]
 
 
-async def test_brave_without_web_results_found_nothing(provider: Open, server: SearchServer) -> None:
+async def test_a_brave_response_without_web_results_is_empty(provider: Open, server: SearchServer) -> None:
     server.answer = {"type": "search", "query": {"original": "a"}}
     assert await provider("brave").search(Query("a")) == []
 
 
-async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, server: SearchServer) -> None:
+async def test_malformed_members_of_a_brave_result_are_ignored(provider: Open, server: SearchServer) -> None:
     server.answer = {
         "web": {"results": [None, 1, {"title": 5, "url": "https://a", "description": None, "extra_snippets": [1, "b"]}]}
     }
@@ -332,7 +332,7 @@ async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, serve
 
 
 def lists_as(instead: Any) -> Callable[[Any], Any]:
-    """Returns a copy of an answer with `instead` in place of each list."""
+    """Return a function that copies an answer with `instead` in place of each list."""
 
     def copied(value: Any) -> Any:
         if isinstance(value, list):
@@ -347,7 +347,7 @@ def lists_as(instead: Any) -> Callable[[Any], Any]:
     ("status", "meaning"),
     [(401, "key"), (402, "payment"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
 )
-async def test_an_error_of_the_provider_is_told_without_its_details(
+async def test_a_provider_error_is_reported_without_its_details(
     provider: Open, server: SearchServer, name: str, status: int, meaning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.status, server.answer = status, {"detail": {"error": "the key secret-key is bad for 'my query'"}}
@@ -367,7 +367,7 @@ async def test_an_error_of_the_provider_is_told_without_its_details(
     [b"", b"<html>", b"{", [1], "text", 7, lists_as(5), lists_as("x"), lists_as([3]), lists_as({"a": 1})],
     ids=["empty", "html", "cut", "array", "string", "number", "number as list", "string as list", "list of numbers", "object"],
 )
-async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
+async def test_a_malformed_answer_is_a_failure_or_an_empty_result(
     provider: Open, server: SearchServer, name: str, answer: Any
 ) -> None:
     server.answer = answer(SAMPLES[name].answer) if callable(answer) else answer
@@ -379,13 +379,13 @@ async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
+async def test_a_provider_that_does_not_respond_times_out(provider: Open, server: SearchServer, name: str) -> None:
     server.silent = True
     with pytest.raises(SearchFailed, match="in time"):
         await provider(name, tools__timeout=0.05).search(Query("a"))
 
 
-async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:
+async def test_an_unreachable_provider_is_reported(http: httpx.AsyncClient) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(SearchFailed, match="cannot be reached"):
@@ -398,7 +398,7 @@ async def test_an_answer_that_grows_beyond_all_bounds_is_given_up(provider: Open
         await provider("searxng").search(Query("a"))
 
 
-async def test_a_compressed_answer_is_not_expanded(provider: Open, server: SearchServer) -> None:
+async def test_a_compressed_answer_is_rejected(provider: Open, server: SearchServer) -> None:
     server.headers = {"content-encoding": "gzip"}
     server.answer = gzip.compress(b'{"results": []}')
     with pytest.raises(SearchFailed, match="compressed"):
@@ -406,7 +406,7 @@ async def test_a_compressed_answer_is_not_expanded(provider: Open, server: Searc
     assert server.asked[0].headers["accept-encoding"] == "identity"
 
 
-async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, server: SearchServer) -> None:
+async def test_a_search_can_be_cancelled(provider: Open, server: SearchServer) -> None:
     server.silent = True
     task = asyncio.create_task(provider("searxng").search(Query("a")))
     while not server.asked:
@@ -416,5 +416,5 @@ async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, se
         await task
 
 
-async def test_nothing_serves_the_search_where_none_is_set() -> None:
+async def test_web_search_offers_no_function_without_a_provider() -> None:
     assert await WebSearch({"type": "web_search"}, context(make_settings())).open() == []
