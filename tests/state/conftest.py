@@ -1,4 +1,4 @@
-"""A Valkey for the tests that do it no harm, and servers for those that do."""
+"""Fixtures: a shared Valkey, and own servers for tests that stop or reconfigure them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server in memory, for all tests that leave it as it was but for its keys."""
+    """An in-memory server shared by all tests that change only its keys."""
     server = Server(tmp_path_factory.mktemp("valkey"))
     server.start()
     yield server
@@ -27,7 +27,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(valkey: Server) -> Iterator[Plain]:
-    """A plain client of the empty server, for the test to look with."""
+    """A plain client of the emptied server, to inspect what is stored."""
     with valkey.client() as client:
         client.flushall()
         yield client
@@ -35,11 +35,11 @@ def server(valkey: Server) -> Iterator[Plain]:
 
 @pytest.fixture
 async def open_state() -> AsyncIterator[OpenState]:
-    """Makes a state of a URL, with options of `connect`, a patience and a quota, that is closed when the test ends."""
+    """Return a function that opens a state for a URL, with a patience, a quota and options of `connect`. Close it after the test."""
     async with AsyncExitStack() as stack:
 
         def open_state(url: str, *, patience: float = 2.0, owner_bytes: int = 0, **options: Any) -> State:
-            options.setdefault("timeout", 20.0)  # a busy machine takes its time
+            options.setdefault("timeout", 20.0)  # generous, for busy machines
             state = State(connect(url, **options), StateOptions(patience=patience, owner_bytes=owner_bytes))
             stack.push_async_callback(state.aclose)
             return state
@@ -49,14 +49,14 @@ async def open_state() -> AsyncIterator[OpenState]:
 
 @pytest.fixture
 def state(open_state: OpenState, valkey: Server, server: Plain) -> State:
-    """A state in the empty server."""
+    """A state on the emptied server."""
     assert server.dbsize() == 0
     return open_state(valkey.url)
 
 
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts a server of the test's own, with options of valkey-server."""
+    """Return a function that starts a separate server with options of valkey-server."""
     servers: list[Server] = []
 
     def start(*options: str) -> Server:

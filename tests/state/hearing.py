@@ -1,4 +1,4 @@
-"""What the tests of subscriptions hear."""
+"""Assertions about the messages of subscriptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def assert_heard(state: State, messages: asyncio.Queue[bytes], worker: str, text: str) -> None:
-    """Assert that what is told to a worker arrives, though messages may be lost while a connection is down."""
+    """Assert that a message to a worker arrives. Repeat it, because messages may be lost while a connection is down."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -26,12 +26,12 @@ async def assert_heard(state: State, messages: asyncio.Queue[bytes], worker: str
 
 
 async def assert_confirmed(messages: asyncio.Queue[bytes]) -> None:
-    """Assert that the subscription is confirmed (again)."""
+    """Assert that the subscription is confirmed, or confirmed again."""
     async with asyncio.timeout(60):
         while await messages.get() != b"":
             pass
 
 
 def subscriber_tasks() -> int:
-    """The number of tasks that keep subscriptions."""
+    """Return the number of subscriber tasks."""
     return sum("_Subscriber" in str(task.get_coro()) for task in asyncio.all_tasks())

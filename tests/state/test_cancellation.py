@@ -1,4 +1,4 @@
-"""A task that is cancelled in the middle of a round trip ends, whatever redis-py does with the cancellation."""
+"""A task that is cancelled during a round trip ends, even if redis-py swallows the cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def asks_on(client: Client) -> None:
 
 
 async def assert_ends(client: Client, times: int) -> None:
-    for steps in range(times):  # of the loop, after which the cancellation comes: somewhere in a round trip
+    for steps in range(times):  # of the event loop before the cancellation, which then hits different points of a round trip
         task = asyncio.create_task(asks_on(client))
         for _ in range(steps % 40):
             await asyncio.sleep(0)
@@ -34,17 +34,17 @@ async def assert_ends(client: Client, times: int) -> None:
         assert task.cancelled()
 
 
-async def test_one_cancellation_ends_a_task_that_asks_all_the_time(state: State) -> None:
+async def test_one_cancellation_ends_a_task_that_sends_commands_continuously(state: State) -> None:
     await assert_ends(state.client, 200)
 
 
-async def test_it_ends_where_nothing_answers() -> None:
+async def test_a_cancellation_ends_a_task_while_redis_is_unreachable() -> None:
     client = connect(f"redis://127.0.0.1:{free_port()}")
     await assert_ends(client, 100)
     await client.aclose()
 
 
-async def test_a_cancel_scope_ends_it_and_goes_no_further(state: State) -> None:
+async def test_a_cancel_scope_ends_the_task_and_catches_the_cancellation(state: State) -> None:
     for steps in range(100):
         async with anyio.create_task_group() as group:
             group.start_soon(asks_on, state.client)
@@ -54,7 +54,7 @@ async def test_a_cancel_scope_ends_it_and_goes_no_further(state: State) -> None:
         assert group.cancel_scope.cancelled_caught
 
 
-async def test_a_time_out_of_the_callers_own_stays_one(state: State) -> None:
+async def test_a_timeout_of_the_caller_is_raised_as_timeout_error(state: State) -> None:
     for _ in range(20):
         try:
             async with asyncio.timeout(0.002):
@@ -64,9 +64,7 @@ async def test_a_time_out_of_the_callers_own_stays_one(state: State) -> None:
         raise AssertionError("nothing ended it")
 
 
-async def test_a_cancelled_look_at_the_server_leaves_no_connection_behind(
-    state: State, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_cancelled_inspection_leaves_no_connection_open(state: State, caplog: pytest.LogCaptureFixture) -> None:
     for steps in range(100):
         async with anyio.create_task_group() as group:
             group.start_soon(state.inspect)

@@ -1,4 +1,4 @@
-"""What a response stands on, and that branches never leak into each other."""
+"""The history of a response, and that branches never leak into each other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from tests.support.valkey import OpenState, Plain, Server
 
 
-async def test_a_chain_has_the_items_of_every_turn_in_order_input_then_output(state: State) -> None:
+async def test_a_history_has_the_input_and_output_of_every_response_in_order(state: State) -> None:
     first = await respond(state, Chain.new(), "one")
     last = await continued(state, await continued(state, first, "two"), "three")
     assert await history(state, last) == ["one", "one!", "two", "two!", "three", "three!"]
     assert await history(state, first) == ["one", "one!"]
 
 
-async def test_a_new_chain_stands_on_nothing() -> None:
+async def test_a_new_history_is_empty() -> None:
     chain = Chain.new()
     assert (chain.items, chain.call_ids) == ([], frozenset())
 
 
-async def test_a_chain_knows_the_calls_that_it_holds_and_not_the_outputs_that_answer_them(state: State) -> None:
+async def test_the_call_ids_of_a_history_are_those_of_calls_and_not_of_outputs(state: State) -> None:
     chain = Chain.new()
     document, _ = made(chain, "call")
     call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"}
@@ -40,9 +40,7 @@ async def test_a_chain_knows_the_calls_that_it_holds_and_not_the_outputs_that_an
     assert (await state.responses.chain(document["id"], ALICE)).call_ids == {"call_1"}
 
 
-async def test_two_continuations_of_one_response_at_the_same_time_both_succeed(
-    open_state: OpenState, valkey: Server, state: State
-) -> None:
+async def test_concurrent_continuations_of_a_response_both_succeed(open_state: OpenState, valkey: Server, state: State) -> None:
     other = open_state(valkey.url)
     parent = await continued(state, await respond(state, Chain.new(), "root"), "parent")
     left, right = await asyncio.gather(continued(state, parent, "left"), continued(other, parent, "right"))
@@ -52,14 +50,14 @@ async def test_two_continuations_of_one_response_at_the_same_time_both_succeed(
     assert await history(state, parent) == common
 
 
-async def test_a_fork_copies_no_turn(state: State, server: Plain) -> None:
+async def test_a_fork_does_not_copy_stored_turns(state: State, server: Plain) -> None:
     parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
     for number in range(5):
         await continued(state, parent, f"branch {number}")
     assert sorted(turns(server).values()) == [1, 1, 1, 1, 3]
 
 
-async def test_a_run_that_stood_on_a_deleted_tip_does_not_land_in_the_branch_that_took_its_place(state: State) -> None:
+async def test_a_run_that_continues_a_deleted_response_does_not_join_the_branch_that_replaced_it(state: State) -> None:
     root = await respond(state, Chain.new(), "root")
     tip = await continued(state, root, "tip")
     running = await state.responses.chain(tip, ALICE)
@@ -70,7 +68,7 @@ async def test_a_run_that_stood_on_a_deleted_tip_does_not_land_in_the_branch_tha
     assert await history(state, other) == ["root", "root!", "other", "other!"]
 
 
-async def test_a_run_whose_parent_expired_meanwhile_is_stored_with_its_whole_history(state: State, server: Plain) -> None:
+async def test_a_run_whose_parent_expires_is_stored_with_its_whole_history(state: State, server: Plain) -> None:
     parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
     running = await state.responses.chain(parent, ALICE)
     server.flushall()
@@ -79,9 +77,7 @@ async def test_a_run_whose_parent_expired_meanwhile_is_stored_with_its_whole_his
     assert list(turns(server).values()) == [3]
 
 
-async def test_a_run_whose_parents_turns_redis_lost_meanwhile_is_stored_with_its_whole_history(
-    state: State, server: Plain
-) -> None:
+async def test_a_run_whose_parents_turns_are_lost_is_stored_with_its_whole_history(state: State, server: Plain) -> None:
     parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
     running = await state.responses.chain(parent, ALICE)
     server.rpop(next(iter(turns(server))))
@@ -89,7 +85,7 @@ async def test_a_run_whose_parents_turns_redis_lost_meanwhile_is_stored_with_its
     assert await history(state, late) == ["one", "one!", "two", "two!", "three", "three!"]
 
 
-async def test_forks_of_forks_without_end_can_be_read_and_are_copied_now_and_then(state: State, server: Plain) -> None:
+async def test_deeply_nested_forks_are_readable_and_their_paths_have_a_maximum_length(state: State, server: Plain) -> None:
     tip = await respond(state, Chain.new(), "0")
     expected = ["0", "0!"]
     for number in range(1, 40):
@@ -107,7 +103,7 @@ def paths(server: Plain) -> list[bytes]:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-async def test_nothing_can_stand_on_a_response_that_failed_or_was_cancelled(state: State, status: str) -> None:
+async def test_a_failed_or_cancelled_response_cannot_be_continued(state: State, status: str) -> None:
     response = await respond(state, Chain.new(), "x", status=status)
     with pytest.raises(BadRequest) as refused:
         await state.responses.chain(response, ALICE)
@@ -115,7 +111,7 @@ async def test_nothing_can_stand_on_a_response_that_failed_or_was_cancelled(stat
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])
-async def test_nothing_can_stand_on_a_response_that_still_runs(state: State, server: Plain, status: str) -> None:
+async def test_a_queued_or_running_response_cannot_be_continued(state: State, server: Plain, status: str) -> None:
     document, _ = made(Chain.new(), "x")
     server.hset(address(document["id"]).record, mapping={"v": 1, "owner": ALICE, "status": status, "token": "t"})
     with pytest.raises(BadRequest, match="cannot be continued"):
@@ -127,7 +123,7 @@ async def test_an_incomplete_response_can_be_continued(state: State) -> None:
     assert await history(state, await continued(state, response, "y")) == ["x", "x!", "y", "y!"]
 
 
-async def test_a_failed_attempt_does_not_take_the_place_of_the_one_that_succeeds(state: State, server: Plain) -> None:
+async def test_a_failed_attempt_does_not_occupy_the_next_place_in_its_parents_segment(state: State, server: Plain) -> None:
     parent = await respond(state, Chain.new(), "parent")
     chain = await state.responses.chain(parent, ALICE)
     attempt = await respond(state, chain, "attempt", status="failed")
@@ -142,7 +138,7 @@ NO_IDS += ["resp_" + "a" * (LETTERS - 1), "resp_" + "a" * (LETTERS - 1) + "}", "
 
 
 @pytest.mark.parametrize("response_id", [*NO_IDS, "resp_" + "a" * LETTERS])
-async def test_an_id_of_nothing_is_missing_everywhere_and_is_named(state: State, response_id: str) -> None:
+async def test_an_unknown_response_id_is_missing_and_named_in_every_operation(state: State, response_id: str) -> None:
     responses = state.responses
     for asked in (responses.chain, responses.get, responses.delete, responses.input_items):
         with pytest.raises(Missing) as missing:
@@ -150,7 +146,7 @@ async def test_an_id_of_nothing_is_missing_everywhere_and_is_named(state: State,
         assert missing.value.message == f"Response with id '{response_id}' not found."
 
 
-async def test_another_owners_response_is_as_if_it_were_not_there(state: State, server: Plain) -> None:
+async def test_a_response_of_another_owner_is_missing_in_every_operation(state: State, server: Plain) -> None:
     response = await respond(state, Chain.new(), "secret", ALICE)
     before = kept(server)
     responses = state.responses
@@ -162,7 +158,7 @@ async def test_another_owners_response_is_as_if_it_were_not_there(state: State, 
     assert await history(state, response, ALICE) == ["secret", "secret!"]
 
 
-async def test_a_chain_of_which_redis_lost_a_part_is_missing_and_never_a_shorter_one(state: State, server: Plain) -> None:
+async def test_a_history_that_redis_lost_in_part_is_missing_and_not_shortened(state: State, server: Plain) -> None:
     tip = await continued(state, await respond(state, Chain.new(), "one"), "two")
     segment = next(iter(turns(server)))
     server.lpop(segment)
@@ -174,7 +170,7 @@ async def test_a_chain_of_which_redis_lost_a_part_is_missing_and_never_a_shorter
             await asked(tip, ALICE)
 
 
-async def test_where_redis_lost_who_needs_a_segment_no_branch_is_put_into_another(state: State, server: Plain) -> None:
+async def test_branches_are_not_mixed_when_redis_has_lost_the_references_to_segments(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     tip = await continued(state, root, "tip")
     fork = await continued(state, await continued(state, root, "fork"), "on")
@@ -192,7 +188,7 @@ async def test_where_redis_lost_who_needs_a_segment_no_branch_is_put_into_anothe
             await history(state, lost)
 
 
-async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: OpenState, valkey: Server, state: State) -> None:
+async def test_a_history_of_any_length_is_read_in_two_round_trips(open_state: OpenState, valkey: Server, state: State) -> None:
     chain, tip = Chain.new(), ""
     for number in range(500):
         tip = await respond(state, chain, str(number))
@@ -200,7 +196,7 @@ async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: Open
     fork = await continued(state, await continued(state, tip, "on"), "and on")
     async with wire(valkey.port) as line:
         distant = open_state(line.url)
-        await distant.client.pipeline([("PING",)])  # to connect takes trips of its own
+        await distant.client.pipeline([("PING",)])  # connecting takes round trips too
         line.trips = 0
         assert len(await history(distant, tip)) == 1000
         assert line.trips == 2
@@ -211,13 +207,13 @@ async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: Open
 
 
 async def grown(state: State, chain: Chain, tip: str) -> Chain:
-    """The chain that ends in `tip`, without its items: reading 500 ever longer chains would be slow."""
+    """Return the chain that ends in `tip` without its items, because reading 500 growing histories would be slow."""
     at = address(tip)
     segment, length, path = await state.client.redis.execute_command("HMGET", at.record, "segment", "length", "path")
     return Chain(chain.tag, [], Pointer(at.random, segment.decode(), int(length), path.decode()))
 
 
-async def test_whoever_has_seen_a_commit_can_continue_it_on_another_replica_at_once(
+async def test_a_committed_response_can_be_continued_on_another_replica_immediately(
     open_state: OpenState, valkey: Server, state: State
 ) -> None:
     other = open_state(valkey.url)

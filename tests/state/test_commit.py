@@ -1,4 +1,4 @@
-"""A commit happens whole, once, and only for the one who may."""
+"""Commits are atomic, idempotent and fenced by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import OpenState, Plain, Server
 
 
-async def test_what_is_stored_is_what_get_returns(state: State) -> None:
+async def test_get_returns_the_stored_document_and_input(state: State) -> None:
     document, given = made(Chain.new(), "naïve 🙂")
     await state.responses.commit(Chain.new(), document, given, ALICE, random_part())
     stored = await state.responses.get(document["id"], ALICE)
@@ -26,7 +26,7 @@ async def test_what_is_stored_is_what_get_returns(state: State) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 5_000, 300_000])
-async def test_texts_of_any_size_come_back_and_large_ones_take_less_room(state: State, server: Plain, size: int) -> None:
+async def test_texts_of_any_size_can_be_read_and_large_ones_are_compressed(state: State, server: Plain, size: int) -> None:
     text = ("It is a truth universally acknowledged. " * (size // 40 + 1))[:size]
     response = await respond(state, Chain.new(), text)
     assert await history(state, response) == [text, f"{text}!"]
@@ -44,7 +44,7 @@ async def test_a_repeated_commit_changes_nothing(state: State, server: Plain) ->
     assert everything(server) == before
 
 
-async def test_a_repeated_commit_changes_nothing_after_others_have_gone_on_from_it(state: State) -> None:
+async def test_a_repeated_commit_changes_nothing_after_its_response_was_continued(state: State) -> None:
     chain = await state.responses.chain(await respond(state, Chain.new(), "one"), ALICE)
     document, given = made(chain, "two")
     token = random_part()
@@ -71,7 +71,7 @@ async def test_a_commit_whose_reply_is_lost_is_repeated_and_stores_one_turn(
 LAST = Batch(7, 7, b"event: e\ndata: {}\n\n", final=True)
 
 
-async def test_another_token_is_fenced_off_and_writes_nothing(state: State, server: Plain) -> None:
+async def test_a_commit_with_another_token_is_fenced_and_writes_nothing(state: State, server: Plain) -> None:
     chain = Chain.new()
     document, given = made(chain, "mine")
     await state.responses.commit(chain, document, given, ALICE, random_part())
@@ -81,14 +81,14 @@ async def test_another_token_is_fenced_off_and_writes_nothing(state: State, serv
     assert everything(server) == before
 
 
-async def test_a_record_that_must_exist_is_never_made_anew(state: State, server: Plain) -> None:
+async def test_a_commit_that_ends_a_job_does_not_create_a_missing_record(state: State, server: Plain) -> None:
     document, given = made(Chain.new(), "lost")
     with pytest.raises(Fenced):
         await state.responses.commit(Chain.new(), document, given, ALICE, random_part(), last=LAST)
     assert server.keys("*") == []
 
 
-async def test_a_record_that_runs_is_finished_by_the_holder_of_its_token(state: State, server: Plain) -> None:
+async def test_a_running_record_is_completed_only_with_its_token(state: State, server: Plain) -> None:
     document, given = made(Chain.new(), "queued")
     record = {"v": 1, "owner": ALICE, "status": "in_progress", "token": "t", "lease_until": 1, "next_seq": 7}
     server.hset(address(document["id"]).record, mapping=record)
@@ -98,7 +98,7 @@ async def test_a_record_that_runs_is_finished_by_the_holder_of_its_token(state: 
     assert await history(state, document["id"]) == ["queued", "queued!"]
 
 
-async def test_a_response_deleted_before_its_commit_is_not_stored(state: State, server: Plain) -> None:
+async def test_a_response_deleted_before_a_repeated_commit_is_not_stored_again(state: State, server: Plain) -> None:
     chain = Chain.new()
     document, given = made(chain, "gone")
     token = random_part()
@@ -110,7 +110,7 @@ async def test_a_response_deleted_before_its_commit_is_not_stored(state: State, 
 
 
 @pytest.mark.parametrize(("field", "value"), [("v", "new"), ("document", "J1"), ("length", "long"), ("path", "a:b")])
-async def test_a_foreign_value_in_a_record_is_reported_as_damaged(state: State, server: Plain, field: str, value: str) -> None:
+async def test_an_invalid_value_in_a_record_is_reported_as_damaged(state: State, server: Plain, field: str, value: str) -> None:
     document, given = made(Chain.new(), "x")
     await state.responses.commit(Chain.new(), document, given, ALICE, random_part())
     server.hset(address(document["id"]).record, field, value)
@@ -119,7 +119,7 @@ async def test_a_foreign_value_in_a_record_is_reported_as_damaged(state: State, 
         await reads(document["id"], ALICE)
 
 
-async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
+async def test_a_record_of_a_newer_release_is_refused_and_not_changed(state: State, server: Plain) -> None:
     chain = Chain.new()
     document, given = made(chain, "x")
     token = random_part()
@@ -147,13 +147,13 @@ async def test_a_turn_without_a_size_is_reported_as_damaged(state: State, server
         await state.responses.chain(response, ALICE)
 
 
-async def test_a_segment_of_another_type_is_reported_as_damaged_with_its_name(
+async def test_a_segment_of_the_wrong_type_is_reported_as_damaged_and_its_key_logged(
     state: State, server: Plain, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = await respond(state, Chain.new(), "root")
     await continued(state, root, "left")
     right = await continued(state, root, "right")
-    segment = min(turns(server), key=server.llen).decode()  # one of the two that `right` reads
+    segment = min(turns(server), key=server.llen).decode()  # one of the two segments that `right` reads
     server.delete(segment)
     server.set(segment, "x")
     with pytest.raises(Damaged):
@@ -162,7 +162,7 @@ async def test_a_segment_of_another_type_is_reported_as_damaged_with_its_name(
     assert state.client.away_for == 0
 
 
-async def test_a_turn_in_a_form_that_is_not_known_is_not_guessed_at(state: State, server: Plain) -> None:
+async def test_a_turn_in_an_unknown_format_is_reported_as_a_newer_record(state: State, server: Plain) -> None:
     response = await respond(state, Chain.new(), "x")
     segment = next(iter(turns(server)))
     turn = server.lindex(segment, 0)
@@ -179,7 +179,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-async def test_what_is_beyond_a_bound_is_refused_and_leaves_nothing(
+async def test_a_commit_beyond_a_limit_is_a_413_and_writes_nothing(
     valkey: Server, state: State, server: Plain, bounds: StateOptions
 ) -> None:
     bounded = State(state.client, bounds)
@@ -191,7 +191,7 @@ async def test_what_is_beyond_a_bound_is_refused_and_leaves_nothing(
     assert everything(server) == before
 
 
-async def test_bounds_hold_for_the_text_and_not_for_what_it_was_compressed_to(state: State, server: Plain) -> None:
+async def test_limits_apply_to_uncompressed_sizes(state: State, server: Plain) -> None:
     bounded = State(state.client, StateOptions(chain_bytes=150_000))
     first = await respond(bounded, Chain.new(), "x" * 50_000)
     assert server.memory_usage(next(iter(turns(server)))) < 5_000
@@ -199,7 +199,7 @@ async def test_bounds_hold_for_the_text_and_not_for_what_it_was_compressed_to(st
         await continued(bounded, first, "y" * 50_000)
 
 
-async def test_everything_that_is_stored_goes_by_itself(state: State, server: Plain) -> None:
+async def test_every_stored_key_expires(state: State, server: Plain) -> None:
     short = State(state.client, StateOptions(ttl_seconds=100))
     parent = await respond(short, Chain.new(), "one")
     for text in ("two", "three"):
@@ -210,7 +210,7 @@ async def test_everything_that_is_stored_goes_by_itself(state: State, server: Pl
     assert all(life <= 100_000 for key, life in lives.items() if b":x:" not in key)
 
 
-async def test_a_chain_keeps_alive_the_texts_that_it_stands_on_but_not_their_responses(state: State, server: Plain) -> None:
+async def test_a_continuation_extends_the_life_of_earlier_texts_but_not_of_their_responses(state: State, server: Plain) -> None:
     short, long = State(state.client, StateOptions(ttl_seconds=2)), State(state.client, StateOptions(ttl_seconds=1000))
     root = await respond(short, Chain.new(), "root")
     middle = await continued(short, root, "middle")
@@ -223,7 +223,7 @@ async def test_a_chain_keeps_alive_the_texts_that_it_stands_on_but_not_their_res
             await state.responses.get(expired, ALICE)
 
 
-async def test_a_later_commit_never_shortens_a_life(state: State, server: Plain) -> None:
+async def test_a_later_commit_does_not_shorten_the_time_to_live(state: State, server: Plain) -> None:
     short, long = State(state.client, StateOptions(ttl_seconds=2)), State(state.client, StateOptions(ttl_seconds=1000))
     root = await respond(long, Chain.new(), "root")
     await continued(short, root, "child")

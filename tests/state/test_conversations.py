@@ -1,4 +1,4 @@
-"""Conversations, their items, and the responses that are made in them."""
+"""Conversations, their items, and their responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def some_items(conversation_id: str, *said: str) -> list[Item]:
 
 
 async def converse(state: State, *said: str, owner: str = ALICE) -> str:
-    """Creates a conversation with these texts, and returns its id."""
+    """Create a conversation with these texts, and return its id."""
     conversation = Conversation(f"conv_{new_tag()}", 1_700_000_000, {"topic": "tea"})
     await state.conversations.create(conversation, some_items(conversation.id, *said), owner)
     return conversation.id
@@ -33,7 +33,7 @@ async def listed(state: State, conversation_id: str) -> list[str]:
     return texts((await state.conversations.items(conversation_id, ALICE, limit=100, order="asc")).items)
 
 
-async def test_a_conversation_comes_back_as_it_was_created(state: State) -> None:
+async def test_get_returns_a_conversation_as_it_was_created(state: State) -> None:
     conversation_id = await converse(state, "one", "two")
     conversation = await state.conversations.get(conversation_id, ALICE)
     assert conversation == Conversation(conversation_id, 1_700_000_000, {"topic": "tea"})
@@ -63,7 +63,7 @@ async def test_a_repeated_create_changes_nothing(state: State, server: Plain) ->
     assert everything(server) == before
 
 
-async def test_an_update_replaces_the_metadata_and_nothing_else(state: State) -> None:
+async def test_an_update_replaces_only_the_metadata(state: State) -> None:
     conversation_id = await converse(state, "one")
     updated = await state.conversations.update(conversation_id, {"topic": "coffee"}, ALICE)
     assert updated == await state.conversations.get(conversation_id, ALICE)
@@ -71,7 +71,7 @@ async def test_an_update_replaces_the_metadata_and_nothing_else(state: State) ->
     assert await listed(state, conversation_id) == ["one"]
 
 
-async def test_a_deleted_conversation_is_gone_with_all_its_items(state: State, server: Plain) -> None:
+async def test_deleting_a_conversation_deletes_all_its_items(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "one", "two")
     await state.conversations.delete(conversation_id, ALICE)
     assert server.keys("*") == []
@@ -81,11 +81,11 @@ async def test_a_deleted_conversation_is_gone_with_all_its_items(state: State, s
 
 
 @pytest.mark.parametrize("conversation_id", ["", "x", "conv_", "conv_}", "conv_" + "a" * TAG_LENGTH])
-async def test_an_id_of_nothing_is_missing_everywhere(state: State, conversation_id: str) -> None:
+async def test_an_unknown_conversation_id_is_missing_in_every_operation(state: State, conversation_id: str) -> None:
     await refused_everywhere(state, conversation_id, "msg_1", ALICE)
 
 
-async def test_another_owners_conversation_is_as_if_it_were_not_there(state: State, server: Plain) -> None:
+async def test_a_conversation_of_another_owner_is_missing_in_every_operation(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "secret")
     item_id = (await state.conversations.items(conversation_id, ALICE)).items[0]["id"]
     before = everything(server)
@@ -98,7 +98,7 @@ async def test_another_owners_conversation_is_as_if_it_were_not_there(state: Sta
 
 
 async def refused_everywhere(state: State, conversation_id: str, item_id: str, owner: str) -> None:
-    """Asserts that every question about the conversation is answered as for one that does not exist."""
+    """Assert that every operation on the conversation fails as if it did not exist."""
     store = state.conversations
     for asking in (
         store.get(conversation_id, owner),
@@ -116,7 +116,7 @@ async def refused_everywhere(state: State, conversation_id: str, item_id: str, o
         assert missing.value.message == f"Conversation with id '{conversation_id}' not found."
 
 
-async def test_items_are_listed_newest_first_page_by_page(state: State) -> None:
+async def test_items_are_listed_in_pages_newest_first(state: State) -> None:
     conversation_id = await converse(state, *"abcde")
     pages, after = [], None
     for _ in range(3):
@@ -126,7 +126,7 @@ async def test_items_are_listed_newest_first_page_by_page(state: State) -> None:
     assert pages == [(["e", "d"], True), (["c", "b"], True), (["a"], False)]
 
 
-async def test_items_are_listed_oldest_first_when_asked(state: State) -> None:
+async def test_items_are_listed_oldest_first_with_order_asc(state: State) -> None:
     conversation_id = await converse(state, *"abc")
     first = await state.conversations.items(conversation_id, ALICE, limit=2, order="asc")
     rest = await state.conversations.items(conversation_id, ALICE, after=first.items[-1]["id"], order="asc")
@@ -134,7 +134,7 @@ async def test_items_are_listed_oldest_first_when_asked(state: State) -> None:
     assert (texts(rest.items), rest.has_more) == (["c"], False)
 
 
-async def test_a_cursor_that_is_not_in_the_list_is_a_bad_request_that_names_it(state: State) -> None:
+async def test_an_unknown_cursor_is_a_bad_request_naming_it(state: State) -> None:
     conversation_id = await converse(state, "a")
     with pytest.raises(BadRequest) as refused:
         await state.conversations.items(conversation_id, ALICE, after="msg_nowhere")
@@ -142,7 +142,7 @@ async def test_a_cursor_that_is_not_in_the_list_is_a_bad_request_that_names_it(s
     assert "msg_nowhere" in refused.value.message
 
 
-async def test_an_item_is_found_by_its_id_and_gone_when_deleted(state: State) -> None:
+async def test_an_item_can_be_read_and_deleted_by_its_id(state: State) -> None:
     conversation_id = await converse(state, "a", "b", "c")
     item_id = (await state.conversations.items(conversation_id, ALICE)).items[1]["id"]
     assert texts([await state.conversations.item(conversation_id, item_id, ALICE)]) == ["b"]
@@ -157,7 +157,7 @@ async def test_an_item_is_found_by_its_id_and_gone_when_deleted(state: State) ->
         assert missing.value.message == f"Item with id '{item_id}' not found."
 
 
-async def test_room_is_free_again_when_an_item_is_deleted(state: State) -> None:
+async def test_deleting_an_item_frees_its_space(state: State) -> None:
     bounded = State(state.client, StateOptions(chain_bytes=12_000))
     conversation_id = await converse(bounded, "x" * 10_000)
     (item,) = (await bounded.conversations.items(conversation_id, ALICE)).items
@@ -169,7 +169,7 @@ async def test_room_is_free_again_when_an_item_is_deleted(state: State) -> None:
     assert await listed(state, conversation_id) == ["y" * 10_000]
 
 
-async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_is_written(state: State, server: Plain) -> None:
+async def test_items_beyond_the_maximum_of_a_conversation_are_refused_and_not_written(state: State, server: Plain) -> None:
     bounded = State(state.client, StateOptions(chain_items=2))
     with pytest.raises(OverBound):
         await converse(bounded, *"abc")
@@ -183,7 +183,7 @@ async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_i
     assert everything(server) == before
 
 
-async def test_a_conversation_that_is_full_is_known_before_a_run(state: State) -> None:
+async def test_check_room_refuses_a_run_in_a_full_conversation(state: State) -> None:
     bounded = State(state.client, StateOptions(chain_items=3))
     conversation_id = await converse(bounded, "a")
     chain = await bounded.conversations.chain(conversation_id, ALICE)
@@ -192,7 +192,7 @@ async def test_a_conversation_that_is_full_is_known_before_a_run(state: State) -
         bounded.conversations.check_room(chain, 2)
 
 
-async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state: State, server: Plain) -> None:
+async def test_a_conversation_expires_and_a_write_extends_its_time_to_live(state: State, server: Plain) -> None:
     conversation_id = await converse(State(state.client, StateOptions(ttl_seconds=100)), "a")
     assert {server.ttl(key) for key in server.keys("*")} <= {99, 100}
     await state.conversations.update(conversation_id, {}, ALICE)
@@ -200,7 +200,7 @@ async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state:
 
 
 @pytest.mark.parametrize(("field", "value"), [("v", "new"), ("created_at", "now"), ("metadata", "[]"), ("metadata", "x")])
-async def test_a_foreign_value_in_a_conversation_is_reported_as_damaged(
+async def test_an_invalid_value_in_a_conversation_is_reported_as_damaged(
     state: State, server: Plain, field: str, value: str
 ) -> None:
     conversation_id = await converse(state, "a")
@@ -217,7 +217,7 @@ async def test_an_item_without_a_size_is_reported_as_damaged(state: State, serve
         await state.conversations.chain(conversation_id, ALICE)
 
 
-async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
+async def test_a_conversation_of_a_newer_release_is_refused_and_not_changed(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "a")
     server.hset(next(key for key in server.keys("*:c")), "v", 2)
     before = everything(server)
@@ -234,7 +234,7 @@ async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Pl
 
 
 @pytest.mark.parametrize("lost", [":c", ":c:items", ":c:order", ":c:[io]*"])
-async def test_a_conversation_of_which_redis_lost_a_part_is_missing_and_never_a_shorter_one(
+async def test_a_conversation_that_redis_lost_in_part_is_missing_and_not_shortened(
     state: State, server: Plain, lost: str
 ) -> None:
     conversation_id = await converse(state, "one", "two")
@@ -254,14 +254,14 @@ async def test_a_conversation_of_which_redis_lost_a_part_is_missing_and_never_a_
         await state.conversations.chain(conversation_id, ALICE)
 
 
-async def test_what_is_left_of_a_conversation_can_be_deleted(state: State, server: Plain) -> None:
+async def test_a_conversation_that_redis_lost_in_part_can_be_deleted(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "one")
     server.delete(*server.keys("*:c:order"))
     await state.conversations.delete(conversation_id, ALICE)
     assert server.keys("*") == []
 
 
-async def test_a_response_stands_on_the_conversation_and_joins_it(state: State) -> None:
+async def test_a_response_reads_its_conversation_and_is_appended_to_it(state: State) -> None:
     conversation_id = await converse(state, "a")
     chain = await state.conversations.chain(conversation_id, ALICE)
     assert texts(chain.items) == ["a"]
@@ -270,7 +270,7 @@ async def test_a_response_stands_on_the_conversation_and_joins_it(state: State) 
     assert texts((await state.responses.input_items(response, ALICE, order="asc")).items) == ["a", "b"]
 
 
-async def test_a_repeated_commit_joins_the_conversation_once(state: State) -> None:
+async def test_a_repeated_commit_appends_its_items_to_the_conversation_once(state: State) -> None:
     conversation_id = await converse(state, "a")
     chain = await state.conversations.chain(conversation_id, ALICE)
     document, given = made(chain, "b")
@@ -280,7 +280,7 @@ async def test_a_repeated_commit_joins_the_conversation_once(state: State) -> No
     assert await listed(state, conversation_id) == ["a", "b", "b!"]
 
 
-async def test_responses_at_the_same_time_join_a_conversation_as_whole_blocks(state: State) -> None:
+async def test_concurrent_responses_are_appended_to_a_conversation_without_interleaving(state: State) -> None:
     conversation_id = await converse(state)
 
     async def one(text: str) -> None:
@@ -292,7 +292,7 @@ async def test_responses_at_the_same_time_join_a_conversation_as_whole_blocks(st
     assert said[1::2] == [f"{text}!" for text in said[::2]]
 
 
-async def test_what_stands_on_a_response_of_a_conversation_sees_what_that_one_saw(state: State) -> None:
+async def test_a_continued_response_of_a_conversation_has_only_the_items_up_to_that_response(state: State) -> None:
     conversation_id = await converse(state, "a")
     response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "b")
     await state.conversations.append(conversation_id, some_items(conversation_id, "later"), ALICE)
@@ -302,7 +302,7 @@ async def test_what_stands_on_a_response_of_a_conversation_sees_what_that_one_sa
     assert await history(state, child) == ["a", "b", "b!", "c", "c!"]
 
 
-async def test_a_conversation_deleted_during_a_run_is_not_made_anew_but_the_response_is_stored(
+async def test_a_conversation_deleted_during_a_run_stays_deleted_and_the_response_is_stored(
     state: State, server: Plain
 ) -> None:
     conversation_id = await converse(state, "a")
@@ -316,7 +316,7 @@ async def test_a_conversation_deleted_during_a_run_is_not_made_anew_but_the_resp
         await state.responses.chain(response, ALICE)
 
 
-async def test_a_deleted_response_leaves_its_items_in_the_conversation(state: State, server: Plain) -> None:
+async def test_deleting_a_response_keeps_its_items_in_the_conversation(state: State, server: Plain) -> None:
     conversation_id = await converse(state, "a")
     response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "b")
     await state.responses.delete(response, ALICE)

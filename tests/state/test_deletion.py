@@ -1,4 +1,4 @@
-"""What is deleted is gone, and with it every text that nothing living stands on. Looked at in all keys."""
+"""Deletion erases every text that no stored response needs any more. The tests inspect all keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import Plain
 
 
-async def test_a_deleted_response_is_gone_for_every_question(state: State) -> None:
+async def test_a_deleted_response_is_missing_in_every_operation(state: State) -> None:
     response = await respond(state, Chain.new(), "x")
     await state.responses.delete(response, ALICE)
     responses = state.responses
@@ -26,7 +26,7 @@ async def test_a_deleted_response_is_gone_for_every_question(state: State) -> No
         assert missing.value.status == 404
 
 
-async def test_descendants_of_a_deleted_response_still_work(state: State) -> None:
+async def test_continuations_of_a_deleted_response_stay_readable(state: State) -> None:
     root = await respond(state, Chain.new(), "root")
     child = await continued(state, root, "child")
     await state.responses.delete(root, ALICE)
@@ -34,7 +34,7 @@ async def test_descendants_of_a_deleted_response_still_work(state: State) -> Non
     assert await history(state, grandchild) == ["root", "root!", "child", "child!", "grandchild", "grandchild!"]
 
 
-async def test_a_text_is_erased_when_the_last_that_stands_on_it_is_deleted(state: State, server: Plain) -> None:
+async def test_a_text_is_erased_with_the_last_response_that_includes_it(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     child = await continued(state, root, "child")
     await state.responses.delete(root, ALICE)
@@ -43,7 +43,7 @@ async def test_a_text_is_erased_when_the_last_that_stands_on_it_is_deleted(state
     assert kept(server) == []
 
 
-async def test_deleting_the_tip_erases_its_text_alone(state: State, server: Plain) -> None:
+async def test_deleting_the_last_response_erases_only_its_own_text(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     child = await continued(state, root, "child")
     await state.responses.delete(child, ALICE)
@@ -52,7 +52,9 @@ async def test_deleting_the_tip_erases_its_text_alone(state: State, server: Plai
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-async def test_nothing_remains_in_whatever_order_a_tree_is_deleted(state: State, server: Plain, order: tuple[int, ...]) -> None:
+async def test_deleting_a_tree_of_responses_in_any_order_leaves_no_text(
+    state: State, server: Plain, order: tuple[int, ...]
+) -> None:
     root = await respond(state, Chain.new(), "root")
     child = await continued(state, root, "child")
     responses = [root, child, await continued(state, root, "fork"), await continued(state, child, "tip")]
@@ -61,7 +63,7 @@ async def test_nothing_remains_in_whatever_order_a_tree_is_deleted(state: State,
     assert kept(server) == []
 
 
-async def test_forks_that_come_and_go_leave_no_trace_in_what_they_forked_from(state: State, server: Plain) -> None:
+async def test_deleted_forks_leave_no_trace_in_the_history_they_forked_from(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     await continued(state, root, "tip")
     before = everything(server)
@@ -70,7 +72,7 @@ async def test_forks_that_come_and_go_leave_no_trace_in_what_they_forked_from(st
     assert {key: value for key, value in everything(server).items() if b":x:" not in key} == before
 
 
-async def test_a_failed_response_is_erased_too(state: State, server: Plain) -> None:
+async def test_the_text_of_a_deleted_failed_response_is_erased(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     failed = await respond(state, await state.responses.chain(root, ALICE), "failed", status="failed")
     await state.responses.delete(failed, ALICE)
@@ -79,7 +81,7 @@ async def test_a_failed_response_is_erased_too(state: State, server: Plain) -> N
     assert kept(server) == []
 
 
-async def test_texts_of_expired_responses_go_when_a_neighbour_is_deleted(state: State, server: Plain) -> None:
+async def test_deleting_a_response_also_erases_the_texts_of_expired_neighbours(state: State, server: Plain) -> None:
     short = State(state.client, StateOptions(ttl_seconds=1))
     root = await respond(state, Chain.new(), "root")
     await continued(short, root, "tip")
@@ -90,7 +92,7 @@ async def test_texts_of_expired_responses_go_when_a_neighbour_is_deleted(state: 
     assert kept(server) == []
 
 
-async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: Plain) -> None:
+async def test_a_commit_replaces_the_turn_of_an_expired_response(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     await continued(State(state.client, StateOptions(ttl_seconds=1)), root, "tip")
     await asyncio.sleep(1.1)
@@ -99,7 +101,7 @@ async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: 
     assert await history(state, other) == ["root", "root!", "other", "other!"]
 
 
-async def test_an_expired_text_does_not_live_on_with_a_branch_that_goes_on(state: State, server: Plain) -> None:
+async def test_continuing_a_branch_erases_the_expired_text_of_another(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     await continued(State(state.client, StateOptions(ttl_seconds=1)), root, "the tip")
     fork = await continued(state, root, "fork")
@@ -111,7 +113,7 @@ async def test_an_expired_text_does_not_live_on_with_a_branch_that_goes_on(state
     assert await history(state, fork) == ["root", "root!", "fork", "fork!"]
 
 
-async def test_what_a_run_in_flight_stood_on_is_erased_with_its_own_response(state: State, server: Plain) -> None:
+async def test_a_history_deleted_during_a_run_is_erased_with_the_response_of_that_run(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     running = await state.responses.chain(root, ALICE)
     await state.responses.delete(root, ALICE)
@@ -121,7 +123,7 @@ async def test_what_a_run_in_flight_stood_on_is_erased_with_its_own_response(sta
     assert kept(server) == []
 
 
-async def test_a_tombstone_holds_nothing_of_the_response_and_goes_by_itself(state: State, server: Plain) -> None:
+async def test_a_tombstone_has_no_text_of_the_response_and_expires(state: State, server: Plain) -> None:
     chain = Chain.new()
     document, given = made(chain, "my secret")
     await state.responses.commit(chain, document, given, ALICE, random_part())

@@ -1,4 +1,4 @@
-"""The server that is started when no Redis is configured: it works, ends with us, and with a directory forgets nothing."""
+"""The server that is started when no Redis is configured. It ends with its process, and keeps its data if it has a directory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ async def process_of(client: Client) -> int:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there, and no zombie that nobody has waited for yet."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def test_an_embedded_server_is_a_whole_redis_and_ends_with_its_context() -> None:
+async def test_an_embedded_server_supports_every_operation_and_ends_with_its_context() -> None:
     async with embedded() as client:
         await assert_works(State(client))
         health = await State(client).check()
@@ -40,7 +40,7 @@ async def test_an_embedded_server_is_a_whole_redis_and_ends_with_its_context() -
         os.kill(process, 0)
 
 
-async def test_what_is_stored_in_a_directory_is_there_again(tmp_path: Path) -> None:
+async def test_data_in_a_directory_is_available_after_a_restart(tmp_path: Path) -> None:
     async with embedded(tmp_path / "data") as client:
         response = await respond(State(client), Chain.new(), "one")
     async with embedded(tmp_path / "data") as client:
@@ -48,9 +48,11 @@ async def test_what_is_stored_in_a_directory_is_there_again(tmp_path: Path) -> N
         assert not any("appendonly" in warning for warning in (await State(client).check()).warnings)
 
 
-async def test_what_was_stored_in_a_directory_survives_a_kill_of_the_server(tmp_path: Path) -> None:
+async def test_data_in_a_directory_survives_sigkill_of_the_server(tmp_path: Path) -> None:
     async with embedded(tmp_path) as client:
-        assert await client.redis.config_get("appendfsync") == {"appendfsync": "always"}  # else a slow disk loses the last ones
+        assert await client.redis.config_get("appendfsync") == {
+            "appendfsync": "always"
+        }  # otherwise, a slow disk loses the last writes
         response = await respond(State(client), Chain.new(), "one")
         os.kill(await process_of(client), signal.SIGKILL)
     async with embedded(tmp_path) as client:
@@ -64,7 +66,7 @@ async def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) 
                 pytest.fail("two servers would write one file")
 
 
-async def test_a_directory_that_cannot_be_read_is_refused_with_the_servers_own_words(tmp_path: Path) -> None:
+async def test_the_startup_error_for_an_unreadable_directory_quotes_the_server(tmp_path: Path) -> None:
     broken = tmp_path / "appendonlydir"
     broken.mkdir()
     (broken / "appendonly.aof.manifest").write_text("this is no manifest\n")
@@ -77,7 +79,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_nothing_is_left_on_disk_without_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_embedded_server_without_a_directory_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with embedded() as client:
         await respond(State(client), Chain.new(), "one")
@@ -97,7 +99,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_process_leaves_no_server_behind(ending: signal.Signals) -> None:
+def test_the_embedded_server_ends_when_its_process_is_killed(ending: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         server = int(host.stdout.readline())

@@ -1,4 +1,4 @@
-"""Redis away, slow, full, read-only, killed and restarted: a clear error in time, nothing half-written, recovery by itself."""
+"""Redis unreachable, slow, full, read-only, killed and restarted: clear and timely errors, no partial writes, recovery."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def opened(url: str, *, answers_in: float = 20.0, patience: float | None = 0.0) -> AsyncIterator[State]:
-    """A state that waits as long as it does by default if `patience` is None."""
+    """Open a state. If `patience` is None, it has the default."""
     client = connect(url, timeout=answers_in)
     state = State(client) if patience is None else State(client, StateOptions(patience=patience))
     try:
@@ -50,7 +50,7 @@ async def opened(url: str, *, answers_in: float = 20.0, patience: float | None =
 
 
 def assert_whole(server: Plain) -> None:
-    """Asserts that every record has its turn, and every turn in a segment its place in the refs."""
+    """Assert that every record has its turn, and that the refs of a segment list each of its turns."""
     for key in server.keys("*:r:*"):
         prefix, _, random = key.decode().rpartition("r:")
         segment, length = server.hmget(key, "segment", "length")
@@ -62,7 +62,7 @@ def assert_whole(server: Plain) -> None:
     assert len(stored) == len(set(stored)) == len(server.keys("*:r:*"))
 
 
-async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
+async def test_a_refused_connection_is_unavailable_immediately() -> None:
     async with opened(f"redis://127.0.0.1:{free_port()}") as state:
         before = time.monotonic()
         for asking in (
@@ -98,7 +98,7 @@ async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
         ("ERR max number of clients reached", "it cannot be reached"),
     ],
 )
-async def test_every_refusal_of_redis_is_unavailable_and_named(error: str, reason: str) -> None:
+async def test_every_error_of_redis_is_unavailable_with_its_reason(error: str, reason: str) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while head := await reader.readline():
@@ -113,7 +113,7 @@ async def test_every_refusal_of_redis_is_unavailable_and_named(error: str, reaso
         assert refused.value.reason == reason
 
 
-async def test_a_redis_that_does_not_answer_holds_nobody_longer_than_its_time_out(
+async def test_calls_to_a_redis_that_hangs_fail_after_their_timeout(
     start: Callable[..., Server],
 ) -> None:
     server = start()
@@ -144,7 +144,7 @@ async def test_a_commit_during_a_stall_of_redis_is_stored_once(start: Callable[.
             assert_whole(client)
 
 
-async def test_responses_that_end_during_a_stall_longer_than_a_timeout_are_all_stored(start: Callable[..., Server]) -> None:
+async def test_all_commits_during_a_stall_longer_than_the_timeout_are_stored(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url, patience=60) as state, opened(server.url, answers_in=0.5, patience=None) as ours:
         await respond(state, Chain.new(), "loads the script")
@@ -161,7 +161,7 @@ async def test_responses_that_end_during_a_stall_longer_than_a_timeout_are_all_s
             assert await history(state, str(response)) == [f"{number}", f"{number}!"]
 
 
-async def test_a_commit_that_was_given_up_during_a_stall_is_undone(start: Callable[..., Server]) -> None:
+async def test_a_commit_abandoned_during_a_stall_is_undone(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
         conversation_id = await converse(state, "one")
@@ -176,14 +176,14 @@ async def test_a_commit_that_was_given_up_during_a_stall_is_undone(start: Callab
             async with asyncio.timeout(60):
                 while not client.keys("*:x:*"):
                     await asyncio.sleep(0.02)
-        with pytest.raises(Deleted):  # the same commit, should it arrive only now
+        with pytest.raises(Deleted):  # the same commit, as if it arrived only now
             await state.responses.commit(chain, document, given, ALICE, token)
         with pytest.raises(Missing):
             await state.responses.get(document["id"], ALICE)
         assert await listed(state, conversation_id) == ["one"]
 
 
-async def test_writes_that_wait_to_be_undone_do_not_keep_their_texts(start: Callable[..., Server]) -> None:
+async def test_writes_that_wait_to_be_undone_release_the_memory_of_their_texts(start: Callable[..., Server]) -> None:
     server = start()
     code = (  # in its own process, because pytest keeps log records with their errors
         "import asyncio, gc, sys, tracemalloc\n"
@@ -205,10 +205,10 @@ async def test_writes_that_wait_to_be_undone_do_not_keep_their_texts(start: Call
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, server.url, stdout=-1, cwd=ROOT)
     output, _ = await process.communicate()
     server.signal(signal.SIGCONT)
-    assert int(output) < 12_000_000  # the threads that compress may still have their last texts
+    assert int(output) < 12_000_000  # the compressing threads may still hold their last texts
 
 
-async def test_undoing_a_commit_spares_what_another_token_has_written(start: Callable[..., Server]) -> None:
+async def test_undoing_a_commit_does_not_remove_a_response_committed_with_another_token(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
         document, given = made(Chain.new(), "one")
@@ -223,7 +223,7 @@ async def test_undoing_a_commit_spares_what_another_token_has_written(start: Cal
         assert await history(state, other) == ["given up later, undone later", "given up later, undone later!"]
 
 
-async def test_after_a_timeout_nobody_waits_for_a_redis_that_hangs_until_it_answers(start: Callable[..., Server]) -> None:
+async def test_after_a_timeout_calls_fail_immediately_until_redis_responds_again(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url, answers_in=1.5) as state:
         response = await respond(state, Chain.new(), "one")
@@ -244,7 +244,7 @@ async def test_after_a_timeout_nobody_waits_for_a_redis_that_hangs_until_it_answ
                 await asyncio.sleep(0.02)
 
 
-async def test_one_slow_command_fails_no_other(open_state: OpenState, valkey: Server, server: Plain) -> None:
+async def test_a_slow_command_does_not_make_other_commands_fail(open_state: OpenState, valkey: Server, server: Plain) -> None:
     state = open_state(valkey.url, timeout=0.5)
     response = await respond(state, Chain.new(), "one")
     for _ in range(3):
@@ -253,7 +253,7 @@ async def test_one_slow_command_fails_no_other(open_state: OpenState, valkey: Se
         assert (await state.responses.get(response, ALICE)).document["id"] == response
 
 
-async def test_what_is_added_to_a_conversation_during_a_stall_of_redis_is_stored_once(start: Callable[..., Server]) -> None:
+async def test_conversation_writes_during_a_stall_of_redis_are_stored_once(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state, opened(server.url, answers_in=0.2, patience=20) as hasty:
         conversation_id = await converse(state, "one")
@@ -267,7 +267,7 @@ async def test_what_is_added_to_a_conversation_during_a_stall_of_redis_is_stored
         assert await listed(state, await creating) == ["another"]
 
 
-async def test_writes_to_conversations_that_were_given_up_during_a_stall_are_undone(start: Callable[..., Server]) -> None:
+async def test_conversation_writes_abandoned_during_a_stall_are_undone(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
         conversation_id = await converse(state, "one")
@@ -290,7 +290,7 @@ async def test_writes_to_conversations_that_were_given_up_during_a_stall_are_und
         assert server_keys(server, new.id) == 1  # the tombstone
 
 
-async def test_a_write_to_a_conversation_that_was_undone_comes_too_late(start: Callable[..., Server]) -> None:
+async def test_a_conversation_write_that_arrives_after_its_undo_has_no_effect(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state:
         conversation_id, new = await converse(state, "one"), f"conv_{new_tag()}"
@@ -307,12 +307,12 @@ async def test_a_write_to_a_conversation_that_was_undone_comes_too_late(start: C
 
 
 def server_keys(server: Server, conversation_id: str) -> int:
-    """How many keys the server has in a conversation's slot."""
+    """Return the number of keys of the conversation on the server."""
     with server.client() as client:
         return len(client.keys(f"rmw:{{{conversation_id.removeprefix('conv_')}}}:*"))
 
 
-async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> None:
+async def test_commits_fail_without_waiting_once_redis_has_been_unreachable_for_the_patience() -> None:
     async with opened(f"redis://127.0.0.1:{free_port()}", patience=3) as state:
         with pytest.raises(StateUnavailable):
             await respond(state, Chain.new(), "waits")
@@ -322,12 +322,12 @@ async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> Non
         assert time.monotonic() - before < 2.5
 
 
-async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(start: Callable[..., Server]) -> None:
+async def test_a_commit_that_fails_while_reads_succeed_ends_after_its_patience(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url, patience=0.3) as state:
         first = await respond(state, Chain.new(), "one")
         with server.client() as client:
-            client.execute_command("REPLICAOF", "127.0.0.1", free_port())  # whoever reads is answered all the while
+            client.execute_command("REPLICAOF", "127.0.0.1", free_port())  # reads still succeed
         storing = asyncio.create_task(respond(state, Chain.new(), "two"))
         async with asyncio.timeout(60):
             while not storing.done():
@@ -336,7 +336,7 @@ async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(s
             await storing
 
 
-async def test_while_redis_refuses_all_writes_only_the_first_commits_wait(start: Callable[..., Server]) -> None:
+async def test_only_the_first_commits_wait_while_redis_refuses_writes(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url, patience=2) as state:
         with server.client() as client:
@@ -352,7 +352,7 @@ async def test_while_redis_refuses_all_writes_only_the_first_commits_wait(start:
         await respond(state, Chain.new(), "three")
 
 
-async def test_a_write_that_failed_long_ago_shortens_no_wait(
+async def test_an_old_write_error_does_not_shorten_the_wait_of_a_commit(
     start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "FORGOTTEN_AFTER", 0.1)
@@ -361,7 +361,7 @@ async def test_a_write_that_failed_long_ago_shortens_no_wait(
         with server.client() as client:
             client.config_set("min-replicas-to-write", 1)
             document, _ = made(Chain.new(), "one")
-            with pytest.raises(StateUnavailable):  # this write is not undone, so none succeeds later
+            with pytest.raises(StateUnavailable):  # this write is not undone, so no later write succeeds
                 await state.jobs.create(document, {}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
             await asyncio.sleep(0.2)
             await state.check()
@@ -373,7 +373,7 @@ async def test_a_write_that_failed_long_ago_shortens_no_wait(
         assert await history(state, await storing) == ["two", "two!"]
 
 
-async def test_a_commit_waits_for_the_replicas_that_redis_requires(start: Callable[..., Server]) -> None:
+async def test_a_commit_waits_until_redis_has_its_required_replicas(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url, patience=20) as state:
         with server.client() as client:
@@ -385,7 +385,7 @@ async def test_a_commit_waits_for_the_replicas_that_redis_requires(start: Callab
         assert await history(state, await storing) == ["one", "one!"]
 
 
-async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Server]) -> None:
+async def test_a_commit_waits_for_the_restart_of_redis(start: Callable[..., Server]) -> None:
     server = start(*SURVIVES_A_KILL)
     async with opened(server.url, patience=20) as state:
         parent = await respond(state, Chain.new(), "one")
@@ -397,7 +397,7 @@ async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Ser
         assert await history(state, await storing) == ["one", "one!", "two", "two!"]
 
 
-async def test_what_was_acknowledged_before_a_kill_of_redis_is_there_after_its_restart(
+async def test_acknowledged_responses_survive_a_kill_and_restart_of_redis(
     start: Callable[..., Server],
 ) -> None:
     server = start(*SURVIVES_A_KILL)
@@ -424,7 +424,7 @@ async def test_what_was_acknowledged_before_a_kill_of_redis_is_there_after_its_r
             assert_whole(client)
 
 
-async def test_a_process_killed_at_any_moment_leaves_nothing_half_written(start: Callable[..., Server]) -> None:
+async def test_a_killed_process_leaves_no_partial_write(start: Callable[..., Server]) -> None:
     server = start()
     code = (
         "import asyncio, sys\n"
@@ -472,7 +472,7 @@ async def test_a_full_redis_refuses_a_commit_whole_and_lets_delete(start: Callab
         assert await history(state, await continued(state, tip, "three")) == ["one", "one!", "three", "three!"]
 
 
-async def test_a_redis_that_is_nearly_full_is_known_before_it_is_full(start: Callable[..., Server]) -> None:
+async def test_nearly_full_is_true_before_the_memory_of_redis_is_full(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state:
         assert not await state.nearly_full()
@@ -481,10 +481,10 @@ async def test_a_redis_that_is_nearly_full_is_known_before_it_is_full(start: Cal
     async with opened(server.url) as state:
         assert await state.nearly_full()
         server.kill()
-        assert await state.nearly_full()  # not asked again so soon
+        assert await state.nearly_full()  # the result is cached
 
 
-async def test_a_redis_that_became_a_replica_is_read_but_refuses_to_store(start: Callable[..., Server]) -> None:
+async def test_a_redis_that_became_a_replica_refuses_writes(start: Callable[..., Server]) -> None:
     server = start()
     async with opened(server.url) as state:
         response = await respond(state, Chain.new(), "one")
@@ -498,7 +498,7 @@ async def test_a_redis_that_became_a_replica_is_read_but_refuses_to_store(start:
         assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
 
 
-async def test_after_a_failover_behind_one_address_connections_move_to_the_new_primary(start: Callable[..., Server]) -> None:
+async def test_connections_move_to_the_new_primary_after_a_failover_behind_one_address(start: Callable[..., Server]) -> None:
     old, new = start(), start()
     async with wire(old.port) as line, opened(line.url, patience=20) as busy, opened(line.url) as idle:
         await respond(busy, Chain.new(), "one")
@@ -512,7 +512,7 @@ async def test_after_a_failover_behind_one_address_connections_move_to_the_new_p
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_failover_is_noticed_by_leases_that_cannot_be_renewed(start: Callable[..., Server], count: int) -> None:
+async def test_a_failed_lease_renewal_moves_the_connection_to_the_new_primary(start: Callable[..., Server], count: int) -> None:
     old, new = start(), start()
     held = [(RunIds(new_tag()).response, "token") for _ in range(count)]
     async with wire(old.port) as line, opened(line.url) as state:
@@ -528,13 +528,13 @@ async def test_a_failover_is_noticed_by_leases_that_cannot_be_renewed(start: Cal
         assert await state.jobs.renew(held, 60) == [True] * count
 
 
-async def test_scripts_are_sent_again_to_a_redis_that_has_forgotten_them(state: State, server: Plain) -> None:
+async def test_scripts_are_loaded_again_after_a_script_flush(state: State, server: Plain) -> None:
     response = await respond(state, Chain.new(), "one")
     server.script_flush()
     assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
 
 
-async def test_more_requests_than_connections_wait_for_their_turn(open_state: OpenState, valkey: Server, server: Plain) -> None:
+async def test_requests_wait_for_a_free_connection(open_state: OpenState, valkey: Server, server: Plain) -> None:
     state = open_state(valkey.url, max_connections=3)
     connected = server.info("clients")["connected_clients"]
     responses = await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(100)))
@@ -542,7 +542,7 @@ async def test_more_requests_than_connections_wait_for_their_turn(open_state: Op
     assert server.info("clients")["connected_clients"] <= connected + 3
 
 
-async def test_a_cancelled_request_spoils_no_connection_for_the_next(open_state: OpenState, valkey: Server) -> None:
+async def test_a_connection_stays_usable_after_a_cancelled_request(open_state: OpenState, valkey: Server) -> None:
     small = open_state(valkey.url, max_connections=1)
     first = await respond(small, Chain.new(), "one")
     second = await respond(small, Chain.new(), "two")
@@ -555,7 +555,7 @@ async def test_a_cancelled_request_spoils_no_connection_for_the_next(open_state:
         assert (await small.responses.get(second, ALICE)).document["id"] == second
 
 
-async def test_a_commit_that_was_cancelled_can_be_repeated(state: State, server: Plain) -> None:
+async def test_a_cancelled_commit_can_be_repeated(state: State, server: Plain) -> None:
     document, given = made(Chain.new(), "one")
     token = random_part()
     for _ in range(5):
@@ -568,7 +568,7 @@ async def test_a_commit_that_was_cancelled_can_be_repeated(state: State, server:
     assert_whole(server)
 
 
-async def test_an_error_within_a_pipeline_leaves_no_reply_behind(open_state: OpenState, valkey: Server) -> None:
+async def test_an_error_within_a_pipeline_leaves_no_unread_reply(open_state: OpenState, valkey: Server) -> None:
     client = open_state(valkey.url, max_connections=1).client
     key = f"{{{random_part()}}}"
     for _ in range(3):
@@ -577,7 +577,7 @@ async def test_an_error_within_a_pipeline_leaves_no_reply_behind(open_state: Ope
         assert await client.pipeline([("GET", key), ("STRLEN", key)]) == [b"a", 1]
 
 
-async def test_a_connection_that_was_used_is_there_for_all_that_ask(open_state: OpenState, valkey: Server) -> None:
+async def test_a_connection_is_returned_to_the_pool_after_use(open_state: OpenState, valkey: Server) -> None:
     client = open_state(f"{valkey.url}?max_connections=1").client
     for _ in range(3):
         assert await client.command("PING")

@@ -1,4 +1,4 @@
-"""Workers of one server, without a Redis of their own: they share an embedded one."""
+"""Workers of one server without a configured Redis: they share an embedded one."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BODY = {"model": "tiny", "input": "Hi"}
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A short path: those of unix sockets are limited."""
+    """A temporary directory with a short path, because the length of unix socket paths is limited."""
     with tempfile.TemporaryDirectory(prefix="t-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def launch(serve: Serve, upstream: ScriptedUpstream, temporary: Path) -> Iterator[Launch]:
-    """Starts uvicorn with two workers, in a process group of its own."""
+    """Return a function that starts uvicorn with two workers in a separate process group."""
     with ExitStack() as stack:
 
         def launch(**variables: str) -> tuple[str, subprocess.Popen[bytes]]:
@@ -62,7 +62,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Sends a request on a connection of its own, which any worker may accept."""
+    """Send a request on a new connection, which any worker may accept."""
     with httpx.Client(verify=False, trust_env=False, timeout=PATIENCE) as client:
         answer = client.request("GET" if body is None else "POST", f"{url}/v1{path}", json=body)
     assert answer.status_code == 200, answer.text
@@ -76,14 +76,14 @@ def until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_each_worker_has_what_another_stored(launch: Launch, upstream: ScriptedUpstream, temporary: Path) -> None:
+def test_each_worker_can_read_the_responses_of_the_other(launch: Launch, upstream: ScriptedUpstream, temporary: Path) -> None:
     url, process = launch()
     for _ in range(12):
         upstream.whole(completion({"content": "Hello"}))
     responses = [ask(url, "/responses", BODY) for _ in range(6)]
     queued = [ask(url, "/responses", {**BODY, "background": True}) for _ in range(6)]
     for response in [*responses, *queued]:
-        until(lambda: ask(url, f"/responses/{response['id']}")["status"] == "completed")  # noqa: B023 (it is called at once)
+        until(lambda: ask(url, f"/responses/{response['id']}")["status"] == "completed")  # noqa: B023 (it is called immediately)
     [folder] = temporary.iterdir()
     assert folder.stat().st_mode & 0o077 == 0
     process.terminate()
@@ -91,7 +91,7 @@ def test_each_worker_has_what_another_stored(launch: Launch, upstream: ScriptedU
     until(lambda: not any(temporary.iterdir()))
 
 
-def test_the_shared_server_outlives_all_workers_but_not_the_server(
+def test_the_shared_redis_outlives_the_workers_and_ends_with_their_parent(
     launch: Launch, upstream: ScriptedUpstream, temporary: Path, tmp_path: Path
 ) -> None:
     url, process = launch(RESPONSES_MW_REDIS_DATA_DIR=str(tmp_path))
@@ -101,14 +101,14 @@ def test_the_shared_server_outlives_all_workers_but_not_the_server(
     assert len(workers) == 2
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
-    until(lambda: set(workers).isdisjoint(workers_of(process)))  # uvicorn starts others in their place
+    until(lambda: set(workers).isdisjoint(workers_of(process)))  # uvicorn replaces them
     assert ask(url, f"/responses/{response['id']}") == response
     end(process)
     until(lambda: not any(temporary.iterdir()))
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """The children of the process, without the tracker of multiprocessing."""
+    """Return the ids of the worker processes, without the resource tracker of multiprocessing."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
@@ -121,7 +121,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
         pytest.param("folder.symlink_to('nowhere')", id="a dangling link"),
     ],
 )
-def test_what_is_no_directory_of_this_user_alone_is_refused(temporary: Path, made: str) -> None:
+def test_a_path_that_is_not_a_private_directory_of_this_user_is_refused(temporary: Path, made: str) -> None:
     script = _OPENED_BY_A_WORKER.replace("MADE", made)
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)})
     assert process.wait(PATIENCE) == 0

@@ -1,4 +1,4 @@
-"""Readiness: what a Redis says of itself, in sentences for the operator."""
+"""Health checks of Redis, and their warnings and errors for the operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import OpenState, Server
 
 
-async def test_a_redis_as_it_should_be_has_no_fault(open_state: OpenState, start: Callable[..., Server]) -> None:
+async def test_a_well_configured_redis_has_no_warnings_or_errors(open_state: OpenState, start: Callable[..., Server]) -> None:
     server = start("--appendonly", "yes", "--maxmemory", "100mb", "--maxmemory-policy", "noeviction")
     state = open_state(server.url)
     health = await state.check()
@@ -27,7 +27,7 @@ async def test_a_redis_as_it_should_be_has_no_fault(open_state: OpenState, start
     assert (health.warnings, health.errors) == ((), ())
 
 
-async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(
+async def test_eviction_missing_persistence_and_a_missing_memory_limit_are_warnings(
     open_state: OpenState, start: Callable[..., Server]
 ) -> None:
     server = start("--maxmemory-policy", "allkeys-lru")
@@ -41,13 +41,11 @@ async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(
     ]
 
 
-async def test_a_redis_that_cannot_write_to_its_disk_is_warned_about(
-    open_state: OpenState, start: Callable[..., Server]
-) -> None:
+async def test_a_failed_write_of_redis_to_its_disk_is_a_warning(open_state: OpenState, start: Callable[..., Server]) -> None:
     server = start("--appendonly", "yes", "--maxmemory", "100mb")
     state = open_state(server.url)
     with server.client() as client:
-        (server.folder / "dump.rdb").mkdir()  # the snapshot cannot replace it
+        (server.folder / "dump.rdb").mkdir()  # the snapshot cannot replace a directory
         client.bgsave()
         while client.info("persistence")["rdb_bgsave_in_progress"]:
             await asyncio.sleep(0.01)
@@ -55,7 +53,7 @@ async def test_a_redis_that_cannot_write_to_its_disk_is_warned_about(
     assert warning.startswith("The server's last write to its disk failed")
 
 
-async def test_what_changes_in_a_redis_is_logged_once(
+async def test_a_changed_policy_and_a_restart_of_redis_are_logged_once(
     open_state: OpenState, start: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start("--appendonly", "yes", "--maxmemory", "100mb")
@@ -74,7 +72,7 @@ async def test_what_changes_in_a_redis_is_logged_once(
     assert restart.startswith("Redis was restarted or replaced")
 
 
-async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(open_state: OpenState, valkey: Server) -> None:
+async def test_a_user_without_permission_for_info_is_a_warning_and_not_an_error(open_state: OpenState, valkey: Server) -> None:
     with valkey.client() as admin:
         admin.execute_command("ACL", "SETUSER", "mute", "reset", "on", ">p", "+@all", "-info", "~*")
         url = f"redis://mute:p@127.0.0.1:{valkey.port}"

@@ -1,4 +1,4 @@
-"""Items of a response: paged by cursor, and found by the ids that references name."""
+"""Items of a response: pagination, and resolution of item references."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 async def five(state: State) -> str:
-    """A response that was given five items: a, a!, b, b!, c."""
+    """Store a response with five input items: a, a!, b, b!, c."""
     first = await respond(state, Chain.new(), "a")
     return await continued(state, await continued(state, first, "b"), "c")
 
 
-async def test_input_items_are_all_that_the_model_was_given_newest_first(state: State) -> None:
+async def test_input_items_are_the_whole_input_of_the_model_newest_first(state: State) -> None:
     page = await state.responses.input_items(await five(state), ALICE)
     assert (texts(page.items), page.has_more) == (["c", "b!", "b", "a!", "a"], False)
 
 
-async def test_input_items_come_page_by_page(state: State) -> None:
+async def test_input_items_are_listed_in_pages(state: State) -> None:
     response = await five(state)
     pages, after = [], None
     for _ in range(3):
@@ -38,7 +38,7 @@ async def test_input_items_come_page_by_page(state: State) -> None:
     assert pages == [(["a", "a!"], True), (["b", "b!"], True), (["c"], False)]
 
 
-async def test_input_items_end_before_an_item_when_asked(state: State) -> None:
+async def test_input_items_with_before_end_before_that_item(state: State) -> None:
     response = await five(state)
     everything = (await state.responses.input_items(response, ALICE, order="asc")).items
     page = await state.responses.input_items(
@@ -49,7 +49,7 @@ async def test_input_items_end_before_an_item_when_asked(state: State) -> None:
     assert (texts(page.items), page.has_more) == (["a", "a!", "b"], False)
 
 
-async def test_the_page_before_an_item_is_the_one_that_ends_with_its_neighbour(state: State) -> None:
+async def test_a_page_with_before_is_the_last_one_before_that_item(state: State) -> None:
     response = await five(state)
     pages, before = [], (await state.responses.input_items(response, ALICE)).items[0]["id"]
     for _ in range(2):
@@ -61,7 +61,7 @@ async def test_the_page_before_an_item_is_the_one_that_ends_with_its_neighbour(s
     assert (page.items, page.has_more) == ([], False)
 
 
-async def test_the_input_of_a_response_that_waits_is_listed_even_if_what_it_stands_on_was_deleted(state: State) -> None:
+async def test_the_input_of_a_queued_response_is_listed_even_if_the_previous_one_was_deleted(state: State) -> None:
     parent = await respond(state, Chain.new(), "a")
     ids = RunIds()
     document = {"id": ids.response, "status": "queued", "background": True, "output": [], "conversation": None}
@@ -74,14 +74,14 @@ async def test_the_input_of_a_response_that_waits_is_listed_even_if_what_it_stan
 
 
 @pytest.mark.parametrize("param", ["after", "before"])
-async def test_a_cursor_that_is_not_among_the_input_items_is_a_bad_request(state: State, param: str) -> None:
+async def test_an_unknown_cursor_is_a_bad_request_naming_the_parameter(state: State, param: str) -> None:
     response = await five(state)
     with pytest.raises(BadRequest) as refused:
         await state.responses.input_items(response, ALICE, **{param: "msg_nowhere"})  # type: ignore[arg-type]
     assert refused.value.param == param
 
 
-async def test_references_are_found_wherever_they_were_made(state: State) -> None:
+async def test_references_to_items_of_responses_and_conversations_are_resolved(state: State) -> None:
     response = await respond(state, Chain.new(), "a")
     other = await respond(state, Chain.new(), "b")
     conversation_id = await converse(state, "c")
@@ -111,7 +111,7 @@ async def test_many_references_are_read_a_few_at_a_time(state: State, server: Pl
         await state.responses.resolve([*ids[:2], *nowhere], ALICE)
 
 
-async def test_a_long_conversations_items_are_all_found(state: State) -> None:
+async def test_references_to_all_items_of_a_long_conversation_are_resolved(state: State) -> None:
     conversation_id = await converse(state)
     made = RunIds(conversation_id.removeprefix("conv_"))
     items = [message(made.item("msg"), "user", f"{number}") for number in range(350)]
@@ -133,7 +133,7 @@ async def test_references_into_more_bytes_than_a_chain_has_are_refused(open_stat
         await bounded.aclose()
 
 
-async def test_references_to_small_values_are_not_decoded_beyond_the_memory_of_a_history(state: State) -> None:
+async def test_references_to_items_with_many_small_values_beyond_the_memory_limit_are_refused(state: State) -> None:
     bounded, ids = State(state.client, StateOptions(chain_memory=5_000_000)), []
     conversation_id = await converse(state, "hi")
     for _ in range(3):
@@ -149,7 +149,7 @@ async def test_references_to_small_values_are_not_decoded_beyond_the_memory_of_a
             await bounded.responses.resolve(some, ALICE)
 
 
-async def test_a_reference_into_a_deleted_response_is_found_in_its_conversation(state: State) -> None:
+async def test_an_item_of_a_deleted_response_is_resolved_from_its_conversation(state: State) -> None:
     conversation_id = await converse(state)
     response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "a")
     ids = [item["id"] for item in await items_of(state, response)]
@@ -161,7 +161,7 @@ async def test_a_reference_into_a_deleted_response_is_found_in_its_conversation(
     assert missing.value.object_id == ids[0]
 
 
-async def test_a_reference_to_nothing_is_missing_and_named(state: State) -> None:
+async def test_a_reference_to_an_unknown_item_is_missing_and_named(state: State) -> None:
     response = await respond(state, Chain.new(), "a")
     known = [item["id"] for item in await items_of(state, response)]
     for unknown in (f"msg_{known[0][4:-1]}7", RunIds().item("msg"), "msg_1", "", "msg_{}"):
@@ -178,9 +178,7 @@ async def test_a_reference_to_another_owners_item_is_as_if_it_were_not_there(sta
     assert missing.value.message == f"Item with id '{item_id}' not found."
 
 
-async def test_a_reference_into_a_deleted_response_is_missing_even_if_its_text_is_still_stood_on(
-    state: State, server: Plain
-) -> None:
+async def test_an_item_of_a_deleted_response_is_missing_even_if_a_continuation_includes_it(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     item_id = (await items_of(state, root))[0]["id"]
     await continued(state, root, "child")

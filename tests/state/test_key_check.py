@@ -1,4 +1,4 @@
-"""Replicas whose secret keys differ are told, and those that are in the middle of a rotation are not."""
+"""The check that all replicas have compatible secret keys, also during a rotation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import Plain
 
 
-async def test_the_first_replica_agrees_and_one_with_the_same_key_too(state: State) -> None:
+async def test_replicas_with_the_same_key_agree(state: State) -> None:
     assert await state.check_keys(["a"])
     assert await state.check_keys(["a"])
 
@@ -26,7 +26,7 @@ async def test_a_replica_with_another_key_disagrees_and_changes_nothing(state: S
 async def test_every_step_of_a_rotation_agrees_with_the_step_before(state: State) -> None:
     steps = [["old"], ["old", "new"], ["new", "old"], ["new"]]
     for before, after in pairwise(steps):
-        for keys in (before, after, before, after):  # while it is rolled out, both run and restart
+        for keys in (before, after, before, after):  # replicas with either keys run and restart during the rollout
             assert await state.check_keys(keys)
 
 
@@ -37,14 +37,14 @@ async def test_a_replica_that_missed_a_rotation_disagrees(state: State) -> None:
     assert await state.check_keys(["new"])
 
 
-async def test_a_replica_that_cannot_open_what_the_others_seal_disagrees(state: State) -> None:
+async def test_a_replica_without_the_key_that_others_encrypt_with_disagrees(state: State) -> None:
     await state.check_keys(["a", "b"])
     assert not await state.check_keys(["b", "c"])
 
 
-async def test_keys_that_were_given_up_long_ago_bind_nobody(state: State, server: Plain) -> None:
+async def test_the_check_values_of_unused_keys_expire(state: State, server: Plain) -> None:
     await state.check_keys(["a"])
     (key,) = server.keys("*")
     assert 0 < server.ttl(key) <= 7 * 24 * 60 * 60
-    server.delete(key)  # as when it has expired
+    server.delete(key)  # as if it had expired
     assert await state.check_keys(["b"])

@@ -1,4 +1,4 @@
-"""Any sequence of create, continue, delete and expire, by several owners, with runs in flight, agrees with a simple model."""
+"""A model-based test: create, continue, delete and expire responses of several owners, with concurrent runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from tests.support.valkey import Server
 
-# What objects count besides their JSON.
+# Bytes that objects count for in addition to their JSON.
 RECORD, SEGMENT, TOMBSTONE = 1536, 768, 256
 OWNERS = st.sampled_from([ALICE, BOB])
 
 
 @dataclass(frozen=True)
 class Known:
-    """A response that was stored: the ids of its chain, itself last, and their texts."""
+    """A stored response: the ids of its history, with its own last, and their texts."""
 
     owner: str
     status: str
@@ -38,7 +38,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Running:
-    """A run that has read its chain, and not committed yet."""
+    """A run that has read its history and has not committed yet."""
 
     owner: str
     chain: Chain
@@ -47,7 +47,7 @@ class Running:
 
 
 class Store(RuleBasedStateMachine):
-    """The model is `living`: responses by id. Everything that was ever stored is in the bundle."""
+    """The model is `living`: responses by id. The bundle also has deleted and expired responses."""
 
     valkey: Server
     owner_bytes: int
@@ -67,7 +67,7 @@ class Store(RuleBasedStateMachine):
 
     @property
     def state(self) -> State:
-        """Another replica each time."""
+        """The state of another replica on each access."""
         self.replicas.reverse()
         return self.replicas[0]
 
@@ -138,7 +138,7 @@ class Store(RuleBasedStateMachine):
     def exactly_the_texts_that_something_living_stands_on_are_kept(self) -> None:
         needed = {address(member).random for known in self.living.values() for member in known.chain}
         found = {turn_random(turn) for segment in turns(self.server) for turn in self.server.lrange(segment, 0, -1)}
-        # What expired stays until a neighbour is touched, or until its own time to live is over.
+        # Expired texts stay until a neighbour is changed, or until their own time to live ends.
         assert found >= needed if self.expired else found == needed
 
     @invariant()
@@ -164,6 +164,6 @@ class Store(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("owner_bytes", [0, 10**9])
-def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server, owner_bytes: int) -> None:
+def test_any_sequence_of_create_continue_delete_and_expire_agrees_with_a_simple_model(valkey: Server, owner_bytes: int) -> None:
     Store.valkey, Store.owner_bytes = valkey, owner_bytes
     run_state_machine_as_test(Store, settings=settings(stateful_step_count=40))

@@ -1,4 +1,4 @@
-"""Subscriptions survive what happens to Redis and to its connections, and leave nothing behind when they end."""
+"""Subscriptions survive restarts of Redis and lost connections, and clean up when they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHANNEL = stop_channel("w")
 
 
-async def test_a_subscription_goes_on_when_redis_is_restarted(open_state: OpenState, start: Callable[..., Server]) -> None:
+async def test_a_subscription_resumes_after_a_restart_of_redis(open_state: OpenState, start: Callable[..., Server]) -> None:
     server = start()
     state = open_state(server.url)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
@@ -35,7 +35,7 @@ async def test_a_subscription_goes_on_when_redis_is_restarted(open_state: OpenSt
             await assert_heard(state, messages, "w", f"resp_{number}")
 
 
-async def test_a_subscription_goes_on_when_its_connection_is_killed(
+async def test_a_subscription_resumes_after_its_connection_is_killed(
     open_state: OpenState, start: Callable[..., Server]
 ) -> None:
     server = start()
@@ -48,7 +48,7 @@ async def test_a_subscription_goes_on_when_its_connection_is_killed(
             assert client.client_kill_filter(_type="pubsub") == 1
 
 
-async def test_a_server_that_answers_no_ping_is_given_up_and_followed_again(
+async def test_a_subscription_reconnects_after_an_unanswered_ping(
     open_state: OpenState, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pubsub, "SILENCE", 0.1)
@@ -58,16 +58,14 @@ async def test_a_server_that_answers_no_ping_is_given_up_and_followed_again(
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(CHANNEL, messages.put_nowait):
         await assert_confirmed(messages)
-        await asyncio.sleep(0.5)  # some pings, all of them answered
+        await asyncio.sleep(0.5)  # time for some answered pings
         server.signal(signal.SIGSTOP)
         await asyncio.sleep(1)
         server.signal(signal.SIGCONT)
         await assert_heard(state, messages, "w", "resp_1")
 
 
-async def test_a_channel_that_is_left_and_joined_again_at_once_does_not_interrupt_others(
-    open_state: OpenState, valkey: Server
-) -> None:
+async def test_resubscribing_to_a_channel_does_not_interrupt_other_channels(open_state: OpenState, valkey: Server) -> None:
     state = open_state(valkey.url)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     heard: list[bytes] = []
@@ -76,12 +74,12 @@ async def test_a_channel_that_is_left_and_joined_again_at_once_does_not_interrup
             with state.wakeups.on(CHANNEL, messages.put_nowait):
                 await assert_confirmed(messages)
         with state.wakeups.on(CHANNEL, messages.put_nowait):
-            await asyncio.sleep(0.2)  # longer than the pause before a new connection
+            await asyncio.sleep(0.2)  # longer than the pause before a reconnection
             await assert_heard(state, messages, "w", "resp_1")
     assert heard == [b""]
 
 
-async def test_a_connection_without_channels_is_closed_and_opened_again_for_the_next(
+async def test_a_connection_without_channels_is_closed_and_reopened_for_the_next_channel(
     open_state: OpenState, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pubsub, "SILENCE", 0.1)
@@ -92,14 +90,14 @@ async def test_a_connection_without_channels_is_closed_and_opened_again_for_the_
         for number in range(2):
             with state.wakeups.on(CHANNEL, messages.put_nowait):
                 await assert_confirmed(messages)
-                await asyncio.sleep(0.3)  # longer than the silence
+                await asyncio.sleep(0.3)  # longer than SILENCE
                 await assert_heard(state, messages, "w", f"resp_{number}")
             async with asyncio.timeout(20):
                 while client.client_list(_type="pubsub") or subscriber_tasks():
                     await asyncio.sleep(0.05)
 
 
-async def test_a_channel_that_is_left_and_joined_again_at_once_is_heard(open_state: OpenState, valkey: Server) -> None:
+async def test_messages_arrive_after_resubscribing_to_a_channel(open_state: OpenState, valkey: Server) -> None:
     state = open_state(valkey.url)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     for pause in range(10):
@@ -110,7 +108,7 @@ async def test_a_channel_that_is_left_and_joined_again_at_once_is_heard(open_sta
         await assert_heard(state, messages, "w", "resp_1")
 
 
-async def test_channels_that_come_and_go_do_not_pile_up_while_redis_is_away(open_state: OpenState) -> None:
+async def test_subscription_changes_do_not_accumulate_while_redis_is_unreachable(open_state: OpenState) -> None:
     state = open_state(f"redis://127.0.0.1:{free_port()}")
     with state.wakeups.on(CHANNEL, lambda _: None):
         for number in range(1000):
@@ -121,17 +119,17 @@ async def test_channels_that_come_and_go_do_not_pile_up_while_redis_is_away(open
                 await asyncio.sleep(0.01)
 
 
-async def test_a_subscription_takes_no_connection_from_commands(open_state: OpenState, valkey: Server) -> None:
+async def test_a_subscription_does_not_use_a_connection_of_the_pool(open_state: OpenState, valkey: Server) -> None:
     state = open_state(f"{valkey.url}?max_connections=1")
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(CHANNEL, messages.put_nowait):
         await assert_confirmed(messages)
-        await asyncio.gather(*(state.jobs.tell("w", "resp_1") for _ in range(20)))  # one after the other
+        await asyncio.gather(*(state.jobs.tell("w", "resp_1") for _ in range(20)))  # one at a time
 
 
-async def test_a_subscription_ends_while_its_connection_breaks(start: Callable[..., Server]) -> None:
+async def test_a_subscription_can_be_closed_while_its_connection_breaks(start: Callable[..., Server]) -> None:
     server = start()
-    for steps in range(20):  # of the loop, between the end of the connection and that of the subscription
+    for steps in range(20):  # of the event loop between the end of the connection and the end of the subscription
         state = State(connect(server.url))
         messages: asyncio.Queue[bytes] = asyncio.Queue()
         with state.wakeups.on(CHANNEL, messages.put_nowait), server.client() as client:
@@ -143,7 +141,7 @@ async def test_a_subscription_ends_while_its_connection_breaks(start: Callable[.
             await state.aclose()
 
 
-def test_a_subscription_that_ends_while_it_connects_leaves_nothing_behind(valkey: Server) -> None:
+def test_closing_a_subscription_while_it_connects_causes_no_errors(valkey: Server) -> None:
     faults: list[Any] = []
 
     async def subscribe(seconds: float, *, close: bool) -> None:
@@ -157,6 +155,6 @@ def test_a_subscription_that_ends_while_it_connects_leaves_nothing_behind(valkey
             await closing
 
     for number in range(60):
-        asyncio.run(subscribe(number * 0.00005, close=number % 2 == 0))  # what goes on still is cancelled at its end
+        asyncio.run(subscribe(number * 0.00005, close=number % 2 == 0))  # asyncio.run() cancels the remaining tasks
     gc.collect()
     assert faults == []

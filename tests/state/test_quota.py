@@ -1,4 +1,4 @@
-"""What an owner has stored is counted, bounded, and given back, wherever it lies."""
+"""Storage quotas: the data of an owner is counted and limited, and frees its quota when it is deleted or expires."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 RateLimitMiddleware = Callable[..., State]
 MANY = 10**9
-# What is left of a deleted response: its tombstone.
+# Bytes that the tombstone of a deleted response counts for.
 REST = 256
 
 
 @pytest.fixture
 async def limited(valkey: Server, server: Plain) -> AsyncIterator[RateLimitMiddleware]:
-    """Makes a state in the empty server with a quota of so many bytes, that is closed when the test ends."""
+    """Return a function that opens a state on the emptied server with a quota in bytes. Close it after the test."""
     async with AsyncExitStack() as stack:
 
         def limited(owner_bytes: int, *, url: str = valkey.url, **options: Any) -> State:
@@ -43,12 +43,12 @@ async def limited(valkey: Server, server: Plain) -> AsyncIterator[RateLimitMiddl
 
 @pytest.fixture
 def counting(limited: RateLimitMiddleware) -> State:
-    """A state with a quota that nobody reaches."""
+    """A state with a quota that no test reaches."""
     return limited(MANY)
 
 
 async def assert_segments_are_counted(server: Plain) -> None:
-    """Asserts that the number that stands beside each segment is right."""
+    """Assert that the stored size of each segment is correct."""
     sizes = turn_sizes(server)
     assert {key: int(server.get(key + b":bytes")) for key in sizes} == sizes
     assert len(server.keys("*:bytes")) == len(sizes)
@@ -61,7 +61,7 @@ async def test_nothing_is_counted_without_a_quota(state: State, server: Plain) -
     assert not server.keys("*:bytes")
 
 
-async def test_what_is_stored_counts_for_its_owner_only(counting: State, server: Plain) -> None:
+async def test_stored_data_counts_only_for_its_owner(counting: State, server: Plain) -> None:
     response = await respond(counting, Chain.new(), "x" * 10_000)
     assert 20_000 < await used(counting) < 26_000
     assert await used(counting, BOB) == 0
@@ -95,12 +95,12 @@ async def test_a_repeated_commit_counts_once(counting: State, limited: RateLimit
         assert await used(counting) == pytest.approx(2 * once, abs=100)
 
 
-async def test_a_deleted_response_gives_back_what_is_erased_with_it(counting: State, server: Plain) -> None:
+async def test_deleting_a_response_frees_the_quota_of_the_erased_texts(counting: State, server: Plain) -> None:
     empty = await used(counting)
     first = await respond(counting, Chain.new(), "x" * 10_000)
     second = await continued(counting, first, "y" * 10_000)
     both = await used(counting)
-    await counting.responses.delete(first, ALICE)  # the second stands on its text
+    await counting.responses.delete(first, ALICE)  # the second continues it, and needs its text
     assert await used(counting) > both - 4_000
     await assert_segments_are_counted(server)
     await counting.responses.delete(second, ALICE)
@@ -108,7 +108,7 @@ async def test_a_deleted_response_gives_back_what_is_erased_with_it(counting: St
     assert not turn_sizes(server)
 
 
-async def test_a_fork_and_what_it_stands_on_count_until_the_last_is_deleted(counting: State, server: Plain) -> None:
+async def test_a_fork_and_its_history_count_until_the_last_response_is_deleted(counting: State, server: Plain) -> None:
     root = await respond(counting, Chain.new(), "x" * 10_000)
     left, right = [await continued(counting, root, side * 1_000) for side in ("left", "right")]
     await assert_segments_are_counted(server)
@@ -120,7 +120,7 @@ async def test_a_fork_and_what_it_stands_on_count_until_the_last_is_deleted(coun
     assert await used(counting) == 3 * REST
 
 
-async def test_what_expires_is_given_back(limited: RateLimitMiddleware, server: Plain) -> None:
+async def test_expired_data_no_longer_counts(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(MANY, ttl_seconds=1)
     first = await respond(state, Chain.new(), "x" * 10_000)
     assert await used(state) > 20_000
@@ -132,7 +132,7 @@ async def test_what_expires_is_given_back(limited: RateLimitMiddleware, server: 
     assert not accounts(server)
 
 
-async def test_a_text_that_a_continuation_keeps_alive_counts_as_long(counting: State, server: Plain) -> None:
+async def test_a_text_whose_life_a_continuation_extends_still_counts(counting: State, server: Plain) -> None:
     first = await respond(counting, Chain.new(), "x" * 10_000)
     where = address(first)
     segment = where.segment(where.random)
@@ -153,11 +153,11 @@ async def test_a_conversation_counts_with_its_items_until_it_is_deleted(counting
     assert 6_000 < created < 8_500
     more = message(ids.item("msg"), "user", "y" * 5_000)
     await counting.conversations.append(conversation.id, [more], ALICE)
-    await counting.conversations.append(conversation.id, [more], ALICE)  # it is there already
+    await counting.conversations.append(conversation.id, [more], ALICE)  # already stored
     appended = await used(counting)
     assert 5_000 < appended - created < 6_000
     response = await respond(counting, await counting.conversations.chain(conversation.id, ALICE), "z" * 5_000)
-    assert 20_000 < await used(counting) - appended < 26_000  # in its own turn, and in the conversation
+    assert 20_000 < await used(counting) - appended < 26_000  # in its own turn and in the conversation
     await counting.conversations.delete_item(conversation.id, more["id"], ALICE)
     await counting.conversations.update(conversation.id, {}, ALICE)
     assert 14_500 < await used(counting) - appended < 20_000
@@ -190,9 +190,7 @@ async def test_a_background_response_counts_with_its_log(counting: State, server
     assert await used(counting) == REST
 
 
-async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_written(
-    limited: RateLimitMiddleware, server: Plain
-) -> None:
+async def test_a_write_beyond_the_quota_is_a_429_and_nothing_is_written(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(20_000)
     await state.quota.check(ALICE, 1_000)
     kept = await respond(state, Chain.new(), "x" * 5_000)
@@ -215,7 +213,7 @@ async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_wr
     await respond(state, Chain.new(), "x" * 5_000)
 
 
-async def test_who_has_reached_the_quota_is_refused_beforehand(limited: RateLimitMiddleware, server: Plain) -> None:
+async def test_the_quota_check_refuses_an_owner_who_has_reached_the_quota(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(8_000)
     await respond(state, Chain.new(), "x")
     await state.quota.check(ALICE, 1_000)
@@ -237,28 +235,28 @@ async def test_responses_committed_at_a_time_do_not_go_beyond_the_quota_together
     assert await used(states[0]) <= 110_000
 
 
-async def test_an_older_report_never_replaces_a_newer_one(counting: State) -> None:
+async def test_an_older_size_report_does_not_replace_a_newer_one(counting: State) -> None:
     quota = counting.quota
     await quota.settle(ALICE, "t", [2_000_000_000_000_001, b"s1", 500, 60_000])
     await quota.settle(ALICE, "t", [2_000_000_000_000_000, b"s1", 9_000, 60_000])
     assert await used(counting) == 500
     await quota.settle(ALICE, "t", [2_000_000_000_000_002, b"s1", 0, 0])
-    await quota.settle(ALICE, "t", [2_000_000_000_000_001, b"s1", 500, 60_000])  # of who committed before the delete
+    await quota.settle(ALICE, "t", [2_000_000_000_000_001, b"s1", 500, 60_000])  # from a commit before the deletion
     assert await used(counting) == 0
 
 
-async def test_a_chain_that_began_before_there_was_a_quota_is_counted_when_it_goes_on(
+async def test_a_history_stored_without_a_quota_is_counted_when_it_is_continued(
     state: State, counting: State, server: Plain
 ) -> None:
     first = await respond(state, Chain.new(), "x" * 10_000)
     assert await used(counting) == 0
     second = await continued(counting, first, "y")
     assert await used(counting) > 20_000
-    await continued(state, second, "z" * 5_000)  # by a replica whose setting is another
+    await continued(state, second, "z" * 5_000)  # by a replica without a quota
     await assert_segments_are_counted(server)
 
 
-async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: State, limited: RateLimitMiddleware) -> None:
+async def test_conversation_items_copied_into_a_history_are_counted(counting: State, limited: RateLimitMiddleware) -> None:
     tag = new_tag()
     conversation = Conversation(f"conv_{tag}", 1, {})
     await counting.conversations.create(conversation, [message(RunIds(tag).item("msg"), "user", "x" * 20_000)], ALICE)
@@ -272,13 +270,13 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
     assert await used(counting) > before + 20_000
 
 
-async def test_a_background_response_that_could_not_be_created_counts_for_an_hour(
+async def test_the_reservation_for_a_background_response_that_was_not_created_expires_in_an_hour(
     limited: RateLimitMiddleware, valkey: Server, server: Plain
 ) -> None:
     async with wire(valkey.port) as line:
         distant = limited(MANY, url=line.url, patience=0)
-        await distant.quota.check(ALICE, 0)  # it is connected, and Redis knows the script
-        line.cut_replies = MANY  # the reservation is executed, and then nothing
+        await distant.quota.check(ALICE, 0)  # to connect and to load the script
+        line.cut_replies = MANY  # the reservation is executed, and nothing after it
         document = {"id": RunIds().response, "status": "queued"}
         with pytest.raises(StateUnavailable):
             await distant.jobs.create(document, {"model": "m"}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
@@ -286,7 +284,7 @@ async def test_a_background_response_that_could_not_be_created_counts_for_an_hou
     assert expiry - 1000 * server.time()[0] <= UNSETTLED + 1000
 
 
-async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservation_back(counting: State) -> None:
+async def test_undoing_a_commit_that_was_never_executed_frees_its_reservation(counting: State) -> None:
     place = address(made(Chain.new(), "never")[0]["id"])
     commit, delete = load("state", "commit", "delete")
     keys = [place.record, place.tombstone]
@@ -302,7 +300,7 @@ async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservati
     await writer.aclose()
 
 
-async def test_everything_passes_where_the_account_cannot_be_read(limited: RateLimitMiddleware, server: Plain) -> None:
+async def test_requests_are_admitted_when_the_account_cannot_be_read(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(10_000)
     for part in ("expires", "sizes"):
         server.set(f"rmw:{{b{ALICE}}}:{part}", "spoilt")
@@ -310,7 +308,9 @@ async def test_everything_passes_where_the_account_cannot_be_read(limited: RateL
     await state.responses.get(await respond(state, Chain.new(), "x" * 10_000), ALICE)
 
 
-async def test_a_bounded_log_is_refused_while_it_grows(limited: RateLimitMiddleware, server: Plain) -> None:
+async def test_an_event_log_that_grows_beyond_the_quota_is_refused_but_its_response_can_end(
+    limited: RateLimitMiddleware, server: Plain
+) -> None:
     state = limited(10_000)
     ids = RunIds()
     document: dict[str, Any] = {"id": ids.response, "status": "queued", "background": True, "output": []}
@@ -320,7 +320,7 @@ async def test_a_bounded_log_is_refused_while_it_grows(limited: RateLimitMiddlew
     await state.jobs.count_log(job, 5_000)
     with pytest.raises(OverQuota):
         await state.jobs.count_log(job, 10_000)
-    # Its end has its place in any case.
+    # The end of the response is stored in any case.
     done = {**document, "status": "failed", "instructions": "x" * 20_000}
     last = Batch(1, 1, b"data: 1\n\n", final=True)
     await state.responses.commit(Chain.new(), done, [], ALICE, job.token, last=last)

@@ -1,4 +1,4 @@
-"""A background response that waits, and whose place in the queue is gone, is put back by whoever looks at it."""
+"""A queued background response that was lost from the queue is restored when it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE = 5.0
 
 
 async def queued(state: State, owner: str = ALICE) -> str:
-    """Creates a job, as a create request does, and returns its response's id."""
+    """Create a job like a create request, and return the id of its response."""
     response_id = RunIds().response
     document: dict[str, Any] = {"id": response_id, "status": "queued", "background": True, "output": []}
     await state.queue.reserve(response_id, owner, LEASE)
@@ -30,7 +30,7 @@ async def settle(state: State, response_id: str) -> Taken:
 
 
 async def claimed(state: State) -> list[str]:
-    """All jobs that the queue gives out now, in order."""
+    """Claim all jobs of the queue, and return them in order."""
     found = []
     while job := await state.queue.claim(LEASE, sweep=True):
         found.append(job)
@@ -43,11 +43,11 @@ def lose_queue(server: Plain) -> None:
 
 
 def grow_old(server: Plain, response_id: str) -> None:
-    """As if nobody had looked for its place in the queue since 1970."""
+    """Set the time at which its place in the queue was last checked to 1970."""
     server.hset(address(response_id).record, "looked", 0)
 
 
-async def test_a_job_whose_place_in_the_queue_is_lost_is_put_back(state: State, server: Plain) -> None:
+async def test_a_job_lost_from_the_queue_can_be_restored(state: State, server: Plain) -> None:
     job = await queued(state)
     lose_queue(server)
     assert await claimed(state) == []
@@ -59,7 +59,7 @@ async def test_a_job_whose_place_in_the_queue_is_lost_is_put_back(state: State, 
     assert await claimed(state) == [job]
 
 
-async def test_a_job_that_waits_is_looked_for_now_and_then_and_by_one_of_many(state: State, server: Plain) -> None:
+async def test_only_one_of_many_readers_checks_whether_a_waiting_job_is_in_the_queue(state: State, server: Plain) -> None:
     job = await queued(state)
     assert not (await state.responses.get(job, ALICE)).lost
     assert (await settle(state, job)).unseen == ""
@@ -69,16 +69,16 @@ async def test_a_job_that_waits_is_looked_for_now_and_then_and_by_one_of_many(st
     assert not (await state.responses.get(job, ALICE)).lost
 
 
-async def test_a_job_that_is_in_the_queue_keeps_its_place(state: State) -> None:
+async def test_restoring_a_queued_or_claimed_job_changes_nothing(state: State) -> None:
     first, second = await queued(state), await queued(state)
     assert not await state.queue.restore(first, ALICE)
     assert not await state.queue.restore(second, ALICE)
     assert sorted(await claimed(state)) == sorted([first, second])
-    assert not await state.queue.restore(first, ALICE)  # a worker has just claimed it
+    assert not await state.queue.restore(first, ALICE)  # it has just been claimed
     assert await claimed(state) == []
 
 
-async def test_a_job_that_is_put_back_waits_behind_those_of_others(state: State, server: Plain) -> None:
+async def test_restored_jobs_take_turns_with_the_jobs_of_other_owners(state: State, server: Plain) -> None:
     lost = [await queued(state) for _ in range(3)]
     lose_queue(server)
     waiting = [await queued(state, BOB) for _ in range(2)]
@@ -89,7 +89,7 @@ async def test_a_job_that_is_put_back_waits_behind_those_of_others(state: State,
     assert len(order) == len(lost) + len(waiting)
 
 
-async def test_a_job_whose_worker_died_and_whose_lease_in_the_queue_is_lost_is_put_back(state: State, server: Plain) -> None:
+async def test_a_job_with_an_expired_lease_and_lost_from_the_queue_can_be_restored(state: State, server: Plain) -> None:
     job = await queued(state)
     assert await claimed(state) == [job]
     await state.jobs.take(job, "run", worker="w", lease=0.001, max_attempts=2)
@@ -102,7 +102,7 @@ async def test_a_job_whose_worker_died_and_whose_lease_in_the_queue_is_lost_is_p
     assert await claimed(state) == [job]
 
 
-async def test_a_job_that_nobody_may_see_is_not_put_back(state: State, server: Plain) -> None:
+async def test_a_deleted_job_is_not_restored(state: State, server: Plain) -> None:
     job = await queued(state)
     grow_old(server, job)
     await state.responses.delete(job, ALICE)

@@ -1,4 +1,4 @@
-"""How JSON is stored: what was not written by this server is damaged."""
+"""The format of stored JSON, and the detection of damaged values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from responses_mw.state.schema import compress, decompress, json_size, pack, unp
 TEXT = "x" * 100_000
 
 
-def test_a_large_value_is_compressed_and_says_its_size() -> None:
+def test_a_large_value_is_compressed_and_states_its_size() -> None:
     blob = pack(f'"{TEXT}"'.encode())
     assert len(blob) < 1000
     assert json_size(blob) == len(TEXT) + 2
@@ -18,14 +18,14 @@ def test_a_large_value_is_compressed_and_says_its_size() -> None:
 
 
 @pytest.mark.parametrize("size", ["", "1", "99999999", "-1", "many"])
-def test_a_value_that_is_larger_or_smaller_than_it_says_is_damaged(size: str) -> None:
+def test_a_value_whose_size_differs_from_its_stated_size_is_damaged(size: str) -> None:
     frame = pack(f'"{TEXT}"'.encode()).partition(b":")[2]
     with pytest.raises(Damaged):
         unpack(f"Z{size}:".encode() + frame)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1 << 17, 1 << 24])
-def test_the_most_repetitive_events_can_be_compressed(size: int) -> None:
+def test_highly_repetitive_data_is_decompressed_unchanged(size: int) -> None:
     assert decompress(compress(bytes(size))) == bytes(size)
 
 
@@ -34,7 +34,9 @@ MAGIC = bytes.fromhex("28b52ffd")
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 40, 1 << 62])
 def test_no_memory_is_allocated_for_a_short_frame_that_states_a_large_size(size: int) -> None:
-    frame = MAGIC + b"\xe0" + size.to_bytes(8, "little") + b"\x03\x00\x00x"  # a single segment; the last block, of a run
+    frame = (
+        MAGIC + b"\xe0" + size.to_bytes(8, "little") + b"\x03\x00\x00x"
+    )  # a single segment; the last block, run-length encoded
     with pytest.raises(ValueError, match="impossible size"):
         decompress(frame)
     with pytest.raises(Damaged):
@@ -42,6 +44,6 @@ def test_no_memory_is_allocated_for_a_short_frame_that_states_a_large_size(size:
 
 
 @pytest.mark.parametrize("blob", [b"Z5:", b"Z5:no frame", b"Z5", b"J{", b""])
-def test_what_is_no_frame_or_no_json_is_damaged(blob: bytes) -> None:
+def test_an_invalid_frame_or_invalid_json_is_damaged(blob: bytes) -> None:
     with pytest.raises(Damaged):
         unpack(blob)

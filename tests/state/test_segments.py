@@ -1,4 +1,4 @@
-"""Readers get the turns that are stored now, whatever other replicas write and delete."""
+"""Readers see the current turns while other replicas write and delete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.stored import ALICE, BOB, continued, history, made, respond, 
 if TYPE_CHECKING:
     from tests.support.valkey import OpenState, Plain, Server
 
-LONG = "a long text " * 120  # short enough to be stored as it is
+LONG = "a long text " * 120  # short enough to be stored uncompressed
 
 
 async def grow(state: State, response: str, number: int) -> str:
@@ -24,7 +24,7 @@ async def grow(state: State, response: str, number: int) -> str:
     return response
 
 
-async def test_what_another_replica_appended_is_read(open_state: OpenState, valkey: Server, state: State) -> None:
+async def test_turns_appended_by_another_replica_are_read(open_state: OpenState, valkey: Server, state: State) -> None:
     other = open_state(valkey.url)
     tip = await respond(state, Chain.new(), "0")
     for number in range(1, 6):
@@ -33,9 +33,7 @@ async def test_what_another_replica_appended_is_read(open_state: OpenState, valk
     assert await history(state, tip) == await history(other, tip) == expected
 
 
-async def test_what_took_the_place_of_deleted_turns_is_read_in_their_place(
-    open_state: OpenState, valkey: Server, state: State
-) -> None:
+async def test_turns_that_replaced_deleted_ones_are_read(open_state: OpenState, valkey: Server, state: State) -> None:
     other = open_state(valkey.url)
     root = await respond(state, Chain.new(), "root")
     gone = [await continued(state, root, "gone")]
@@ -50,7 +48,7 @@ async def test_what_took_the_place_of_deleted_turns_is_read_in_their_place(
             await state.responses.chain(response, ALICE)
 
 
-async def test_what_was_deleted_elsewhere_is_missing_though_it_was_read_before(
+async def test_a_response_deleted_by_another_replica_is_missing_even_after_an_earlier_read(
     open_state: OpenState, valkey: Server, state: State
 ) -> None:
     other = open_state(valkey.url)
@@ -63,7 +61,7 @@ async def test_what_was_deleted_elsewhere_is_missing_though_it_was_read_before(
         await state.responses.chain(tip, BOB)
 
 
-async def test_what_redis_lost_is_missing_though_it_was_read_before(state: State, server: Plain) -> None:
+async def test_a_history_lost_by_redis_is_missing_even_after_an_earlier_read(state: State, server: Plain) -> None:
     tip = await continued(state, await respond(state, Chain.new(), "one"), "two")
     await history(state, tip)
     server.lpop(next(iter(turns(server))))
@@ -74,9 +72,7 @@ async def test_what_redis_lost_is_missing_though_it_was_read_before(state: State
         await state.responses.chain(tip, ALICE)
 
 
-async def test_a_chain_that_was_read_before_and_was_lost_is_stored_whole_by_a_run_in_flight(
-    state: State, server: Plain
-) -> None:
+async def test_a_run_stores_the_whole_history_if_redis_lost_it_during_the_run(state: State, server: Plain) -> None:
     tip = await grow(state, await respond(state, Chain.new(), "naïve 🙂"), 3)
     before = {random: server.lrange(random, 0, -1) for random in turns(server)}
     await history(state, tip)
@@ -88,7 +84,7 @@ async def test_a_chain_that_was_read_before_and_was_lost_is_stored_whole_by_a_ru
     assert len(await history(state, late)) == 10
 
 
-async def test_another_owner_gets_nothing_of_what_was_read_before(state: State) -> None:
+async def test_a_history_read_by_its_owner_is_missing_for_another_owner(state: State) -> None:
     tip = await continued(state, await respond(state, Chain.new(), "secret"), "secret")
     await history(state, tip)
     with pytest.raises(Missing):
@@ -98,7 +94,7 @@ async def test_another_owner_gets_nothing_of_what_was_read_before(state: State) 
 async def test_a_history_of_small_values_is_not_decoded_beyond_its_memory(state: State, server: Plain) -> None:
     bounded = State(state.client, StateOptions(chain_memory=5_000_000))
     tip = await respond(state, Chain.new(), "hi")
-    for _ in range(10):  # forks, so that there are several segments
+    for _ in range(10):  # fork, so that there are several segments
         parent = await state.responses.chain(tip, ALICE)
         document, given = made(parent, "more")
         given[0]["more"] = [[]] * 20_000
@@ -114,11 +110,11 @@ async def test_a_history_of_small_values_is_not_decoded_beyond_its_memory(state:
     assert (await bounded.responses.get(tip, ALICE)).input == given
 
 
-async def test_a_call_forgets_a_bounded_number_of_expired_forks(state: State, server: Plain) -> None:
+async def test_a_call_removes_a_limited_number_of_expired_forks(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     (segment,) = turns(server)
     refs = segment + b":refs"
-    server.zadd(refs, {f"s{number}": 1 for number in range(2500)})  # of segments that have expired
+    server.zadd(refs, {f"s{number}": 1 for number in range(2500)})  # references of expired segments
     left = []
     for _ in range(3):
         await state.responses.delete(await continued(state, root, "one more"), ALICE)
@@ -130,7 +126,7 @@ async def test_a_call_forgets_a_bounded_number_of_expired_forks(state: State, se
     assert not turns(server)
 
 
-async def test_readers_of_growing_branches_at_the_same_time_read_the_truth(state: State) -> None:
+async def test_concurrent_readers_of_growing_branches_read_the_correct_history(state: State) -> None:
     root = await respond(state, Chain.new(), "root")
 
     async def branch(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The same state behind a Redis Cluster, Sentinel, TLS, an ACL user, a unix socket, and in fakeredis."""
+"""The state on a Redis Cluster, with Sentinel, TLS, an ACL user and a unix socket, and in fakeredis."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DOCS = (ROOT / "docs" / "state.md").read_text()
 
 
 def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
-    """The command of the docs that makes a user who may do what is needed; of a cluster with what they name for that."""
+    """Return the ACL command of the docs, for a cluster with the additional permissions that they name."""
     (line,) = [line.strip() for line in DOCS.splitlines() if line.strip().startswith("ACL SETUSER")]
     of_cluster = re.search(r"also needs (.*?)\.", " ".join(DOCS.split()))
     assert of_cluster is not None
@@ -60,7 +60,7 @@ def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
 
 
 async def assert_works(state: State) -> None:
-    """Asserts that responses fork and are deleted, and conversations grow, in many slots."""
+    """Assert that responses can be forked and deleted, and conversations extended, in many slots."""
     for number in range(12):
         root = await respond(state, Chain.new(), f"root {number}")
         left, right = await continued(state, root, "left"), await continued(state, root, "right")
@@ -90,7 +90,7 @@ async def assert_conversation_works(state: State, number: int) -> None:
 
 
 async def assert_jobs_work(state: State) -> None:
-    """Asserts that background responses are queued, taken, logged, heard of at once, stopped and stored, in many slots."""
+    """Assert that background responses can be queued, run, logged, announced, stopped and stored, in many slots."""
     for _ in range(6):
         ids = RunIds()
         document = {"id": ids.response, "status": "queued", "background": True, "output": []}
@@ -122,11 +122,11 @@ async def run_job(state: State, document: dict[str, Any], start: Batch) -> None:
 
 
 async def heard(state: State, channel: str, act: Callable[[], Coroutine[Any, Any, None]]) -> bytes:
-    """What comes over the channel once it is subscribed to, of what is done then."""
+    """Subscribe to the channel, run `act`, and return the message that it causes."""
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(channel, messages.put_nowait):
         async with asyncio.timeout(60):
-            assert await messages.get() == b""  # it stands
+            assert await messages.get() == b""  # it is subscribed
             async with asyncio.TaskGroup() as group:
                 group.create_task(act())
                 found = b""
@@ -143,7 +143,7 @@ async def test_everything_works_in_a_cluster_of_three_nodes(open_state: OpenStat
     await assert_works(state)
 
 
-async def test_what_owners_store_is_counted_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
+async def test_storage_quotas_work_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster), owner_bytes=10**9)
     before = await used(state)
     response = await respond(state, Chain.new(), "x" * 10_000)
@@ -159,7 +159,7 @@ async def test_what_owners_store_is_counted_in_a_cluster(open_state: OpenState, 
         await respond(strict, Chain.new(), "x")
 
 
-async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(
+async def test_the_keys_of_a_history_share_a_slot_and_histories_spread_over_all_nodes(
     open_state: OpenState, cluster: list[Server]
 ) -> None:
     state = open_state(cluster_url(cluster))
@@ -177,14 +177,16 @@ async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(
     assert all(len(found) == 1 for found in slots.values())
 
 
-async def test_a_cluster_tells_how_it_is(open_state: OpenState, cluster: list[Server]) -> None:
+async def test_the_health_of_a_cluster_is_reported(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster))
     health = await state.check()
     assert (health.policy, health.errors) == ("noeviction", ())
     assert not await state.nearly_full()
 
 
-async def test_a_cluster_of_one_node_tells_how_it_is(open_state: OpenState, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_the_health_of_a_cluster_with_one_node_is_reported(
+    open_state: OpenState, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     with running_cluster(tmp_path_factory, size=1) as nodes:
         state = open_state(cluster_url(nodes))
         await respond(state, Chain.new(), "x")
@@ -195,7 +197,7 @@ async def test_a_cluster_of_one_node_tells_how_it_is(open_state: OpenState, tmp_
 
 
 @needs_ipv6
-async def test_the_nodes_of_a_cluster_may_have_ipv6_addresses(open_state: OpenState, start: Callable[..., Server]) -> None:
+async def test_cluster_nodes_can_have_ipv6_addresses(open_state: OpenState, start: Callable[..., Server]) -> None:
     node = start("--bind", "127.0.0.1", "::1", "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with node.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
@@ -203,7 +205,9 @@ async def test_the_nodes_of_a_cluster_may_have_ipv6_addresses(open_state: OpenSt
     await respond(state, Chain.new(), "x")
 
 
-async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
+async def test_the_documented_acl_user_has_the_permissions_needed_in_a_cluster(
+    open_state: OpenState, cluster: list[Server]
+) -> None:
     for node in cluster:
         with node.client() as admin:
             admin.execute_command(*documented_acl("p", cluster=True))
@@ -213,7 +217,7 @@ async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenS
     assert (await own.check()).errors == ()
 
 
-async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy(
+async def test_a_cluster_node_with_a_plain_url_is_an_error_naming_the_required_scheme(
     open_state: OpenState, cluster: list[Server]
 ) -> None:
     state = open_state(cluster[0].url)
@@ -224,7 +228,7 @@ async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy
     assert set(refused) == {"it is a cluster (use redis+cluster://)"}
 
 
-async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: OpenState, cluster: list[Server]) -> None:
+async def test_a_cluster_recovers_when_a_killed_node_restarts(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster), timeout=1, patience=0)
     responses = [await respond(state, Chain.new(), str(number)) for number in range(20)]
     leaving = State(connect(cluster_url(cluster), timeout=1))
@@ -237,7 +241,7 @@ async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: Ope
     assert not any(isinstance(answer, Exception) for answer in answers if not isinstance(answer, StateUnavailable))
     await leaving.aclose()
     del leaving
-    gc.collect()  # it would warn of what was left open
+    gc.collect()  # to report connections that were left open
     cluster[1].start()
     await asyncio.to_thread(wait_until_whole, cluster)
     deadline = time.monotonic() + 60
@@ -254,21 +258,21 @@ async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: Ope
 @pytest.mark.parametrize(
     "anyio_backend", [("asyncio", {"use_uvloop": loop}) for loop in (False, True)], ids=["asyncio", "uvloop"]
 )
-async def test_a_connection_that_another_task_closes_is_unavailable(cluster: list[Server]) -> None:
+async def test_commands_on_a_connection_closed_by_another_task_are_unavailable(cluster: list[Server]) -> None:
     client = connect(cluster_url(cluster))
     failures: list[BaseException] = []
     for steps in range(60):
         asking = [asyncio.create_task(client.command("GET", f"key {number}")) for number in range(50)]
         for _ in range(steps % 20):
             await asyncio.sleep(0)
-        await client.redis.aclose()  # as redis-py does when a node fails
+        await client.redis.aclose()  # like redis-py when a node fails
         replies = await asyncio.gather(*asking, return_exceptions=True)
         failures += [reply for reply in replies if isinstance(reply, BaseException)]
     await client.aclose()
     assert {type(failure) for failure in failures} <= {StateUnavailable}
 
 
-async def test_more_requests_than_connections_wait_in_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
+async def test_requests_wait_for_a_free_connection_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster), max_connections=2)
     await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(60)))
 
@@ -284,18 +288,16 @@ async def test_a_subscription_follows_its_slot_to_another_node(open_state: OpenS
         for number in (home + 1, home + 2, home):
             await asyncio.to_thread(give_slot, cluster, slot, cluster[number % len(cluster)])
             await assert_heard(state, messages, "moving", f"resp_{number}")
-        assert subscriber_tasks() <= 2  # none for the nodes that the slot has left
+        assert subscriber_tasks() <= 2  # none for earlier nodes of the slot
 
 
-async def test_a_subscriber_that_has_not_heard_of_a_moved_slot_finds_its_node(
-    open_state: OpenState, cluster: list[Server]
-) -> None:
+async def test_a_new_subscription_finds_the_new_node_of_a_moved_slot(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster))
     channel = stop_channel("moved")
     slot = key_slot(channel.encode())
     home = slot * len(cluster) // SLOTS
     messages: asyncio.Queue[bytes] = asyncio.Queue()
-    with state.wakeups.on(channel, messages.put_nowait):  # there is a subscriber for the node now
+    with state.wakeups.on(channel, messages.put_nowait):  # starts a subscriber for the node
         await assert_heard(state, messages, "moved", "resp_0")
     await asyncio.to_thread(give_slot, cluster, slot, cluster[(home + 1) % len(cluster)])
     with state.wakeups.on(channel, messages.put_nowait):
@@ -304,26 +306,26 @@ async def test_a_subscriber_that_has_not_heard_of_a_moved_slot_finds_its_node(
 
 
 def give_slot(nodes: list[Server], slot: int, owner: Server) -> None:
-    """Have another node serve an empty slot."""
+    """Assign an empty slot to another node."""
     with owner.client() as client:
         name = client.execute_command("CLUSTER", "MYID")
         source = next(parts[0] for parts in shards(client) if any(holds(part, slot) for part in parts[8:]))
         client.execute_command(
             "CLUSTER", "SETSLOT", slot, "IMPORTING", source
-        )  # else it has no newer epoch, and may lose it again
+        )  # otherwise, its epoch is not newer, and it may lose the slot again
     for node in sorted(nodes, key=lambda node: node is not owner):
         with node.client() as client:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
 
 
 def shards(client: Any) -> list[list[str]]:
-    """The lines of CLUSTER NODES, each split into its words."""
+    """Return the lines of CLUSTER NODES, each split into words."""
     nodes = client.execute_command("CLUSTER", "NODES")
     return [line.split() for line in nodes.decode().splitlines()]
 
 
 def holds(slots: str, slot: int) -> bool:
-    """Whether a range of slots, such as `5461-10922`, includes the slot."""
+    """Return whether a range of slots, such as `5461-10922`, includes the slot."""
     first, _, last = slots.partition("-")
     return first.isdigit() and int(first) <= slot <= int(last or first)
 
@@ -331,7 +333,7 @@ def holds(slots: str, slot: int) -> bool:
 # -- Sentinel ------------------------------------------------------------------------------------------------------------
 
 
-async def test_sentinel_leads_to_the_new_master_after_a_fail_over(
+async def test_sentinel_provides_the_new_master_after_a_failover(
     open_state: OpenState, start: Callable[..., Server], tmp_path: Path
 ) -> None:
     master = start()
@@ -363,7 +365,7 @@ async def test_sentinel_leads_to_the_new_master_after_a_fail_over(
         sentinel.kill()
 
 
-async def test_a_sentinel_without_a_port_has_its_usual_one() -> None:
+async def test_a_sentinel_without_a_port_has_the_default_port() -> None:
     client = connect("redis+sentinel://a,b:1/main")
     assert isinstance(client.redis, Redis)
     pool: Any = client.redis.connection_pool
@@ -403,12 +405,12 @@ def wait_until_replicating(replica: Server, sentinel: Server) -> None:
             time.sleep(0.05)
 
 
-# -- TLS, ACL, sockets, fakeredis ------------------------------------------------------------------------------------------
+# -- TLS, ACL, sockets and fakeredis ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, with its key in the same file."""
+    """A self-signed certificate for 127.0.0.1, with its key in the same file."""
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
@@ -425,7 +427,7 @@ async def test_everything_works_over_tls(open_state: OpenState, valkey: Server, 
         await assert_works(state)
 
 
-async def test_sentinels_and_the_master_may_have_certificates_of_an_own_authority(
+async def test_sentinels_and_the_master_can_use_certificates_of_a_private_authority(
     open_state: OpenState, valkey: Server, certificate: Path
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -438,7 +440,7 @@ async def test_sentinels_and_the_master_may_have_certificates_of_an_own_authorit
 
 @asynccontextmanager
 async def sentinel_of(master_url: str, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """The port of what answers like a Sentinel, over TLS. Our Valkey has no TLS, and would monitor no master behind it."""
+    """Run a fake Sentinel with TLS, and return its port. The Valkey of the tests has no TLS, so a real one could not monitor it."""
     host, port = str(urlsplit(master_url).hostname), str(urlsplit(master_url).port)
     facts = ["name", "main", "ip", host, "port", port, "flags", "master", "num-other-sentinels", "0"]
     masters = f"*1\r\n*{len(facts)}\r\n" + "".join(f"${len(fact)}\r\n{fact}\r\n" for fact in facts)
@@ -456,9 +458,7 @@ async def sentinel_of(master_url: str, context: ssl.SSLContext) -> AsyncIterator
         server.close()
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
-    open_state: OpenState, valkey: Server, certificate: Path
-) -> None:
+async def test_an_untrusted_certificate_is_rejected(open_state: OpenState, valkey: Server, certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     async with wire(valkey.port, context) as line:
@@ -467,9 +467,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
             await respond(state, Chain.new(), "x")
 
 
-async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(
-    open_state: OpenState, valkey: Server, state: State
-) -> None:
+async def test_the_documented_acl_user_has_the_permissions_needed(open_state: OpenState, valkey: Server, state: State) -> None:
     del state
     with valkey.client() as admin:
         admin.execute_command(*documented_acl("p@ss"))
@@ -480,7 +478,7 @@ async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(
         admin.execute_command("ACL", "DELUSER", "app")
 
 
-async def test_wrong_credentials_are_unavailable_and_named(open_state: OpenState, valkey: Server) -> None:
+async def test_wrong_credentials_are_unavailable_with_that_reason(open_state: OpenState, valkey: Server) -> None:
     state = open_state(f"redis://nobody:wrong@127.0.0.1:{valkey.port}", patience=10)
     with pytest.raises(StateUnavailable) as refused:
         await respond(state, Chain.new(), "x")
@@ -504,12 +502,12 @@ async def test_everything_works_in_fakeredis() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis+ring://127.0.0.1", "http://127.0.0.1", "redis+sentinel://127.0.0.1:26379", "nonsense"])
-def test_a_url_that_cannot_be_is_refused_when_it_is_read(url: str) -> None:
+def test_an_invalid_url_is_refused_when_it_is_parsed(url: str) -> None:
     with pytest.raises(ValueError, match="redis"):
         connect(url)
 
 
-async def test_a_node_of_a_cluster_that_hangs_fails_calls_to_it_at_once_and_no_others(
+async def test_only_calls_to_a_cluster_node_that_hangs_fail_and_they_fail_immediately(
     open_state: OpenState, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with running_cluster(tmp_path_factory) as nodes:
@@ -533,7 +531,7 @@ async def test_a_node_of_a_cluster_that_hangs_fails_calls_to_it_at_once_and_no_o
         assert [await is_served(state, one) for one in responses] == [not there[one] for one in responses]
         together = [[("EXISTS", address(one).record), ("EXISTS", address(one).tombstone)] for one in responses if there[one]]
         assert not any([await is_answered(state.client.pipeline(commands)) for commands in together])
-        assert time.monotonic() - before < 10  # instead of 2 s for each
+        assert time.monotonic() - before < 10  # instead of 2 s for each call
         hung.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
             while not await is_served(state, on_hung):
