@@ -40,7 +40,7 @@ async def test_get_returns_a_conversation_as_it_was_created(state: State) -> Non
     assert await listed(state, conversation_id) == ["one", "two"]
 
 
-async def test_a_conversation_of_small_values_is_not_decoded_beyond_its_memory(state: State) -> None:
+async def test_decoding_a_conversation_of_many_small_values_stops_at_its_memory_limit(state: State) -> None:
     conversation_id = await converse(state, "hi")
     for _ in range(10):
         [item] = some_items(conversation_id, "more")

@@ -453,7 +453,7 @@ async def test_a_killed_process_leaves_no_partial_write(start: Callable[..., Ser
                 assert [len(await history(state, tip)) for tip in tips]
 
 
-async def test_a_full_redis_refuses_a_commit_whole_and_lets_delete(start: Callable[..., Server]) -> None:
+async def test_a_full_redis_refuses_a_whole_commit_and_allows_deletion(start: Callable[..., Server]) -> None:
     server = start("--maxmemory-policy", "noeviction")
     async with opened(server.url) as state:
         tip = await respond(state, Chain.new(), "one")

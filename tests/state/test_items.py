@@ -97,7 +97,7 @@ async def items_of(state: State, response: str) -> list[dict[str, str]]:
     return [*stored.input, *stored.document["output"]]
 
 
-async def test_many_references_are_read_a_few_at_a_time(state: State, server: Plain) -> None:
+async def test_many_references_are_read_in_small_batches(state: State, server: Plain) -> None:
     responses = [await respond(state, Chain.new(), f"{number}") for number in range(150)]
     ids = [item["id"] for response in responses for item in await items_of(state, response)]
     address = item_address(ids[0])
@@ -121,7 +121,7 @@ async def test_references_to_all_items_of_a_long_conversation_are_resolved(state
 
 
 @pytest.mark.parametrize("most", [2500, 20_000])
-async def test_references_into_more_bytes_than_a_chain_has_are_refused(open_state: Any, valkey: Server, most: int) -> None:
+async def test_references_to_more_bytes_than_a_history_may_have_are_refused(open_state: Any, valkey: Server, most: int) -> None:
     roomy = open_state(valkey.url)
     ids = [(await items_of(roomy, await respond(roomy, Chain.new(), "x" * 700)))[0]["id"] for _ in range(20)]
     bounded = State(connect(valkey.url), StateOptions(chain_bytes=most))
@@ -170,7 +170,7 @@ async def test_a_reference_to_an_unknown_item_is_missing_and_named(state: State)
         assert missing.value.message == f"Item with id '{unknown}' not found."
 
 
-async def test_a_reference_to_another_owners_item_is_as_if_it_were_not_there(state: State) -> None:
+async def test_a_reference_to_an_item_of_another_owner_is_missing(state: State) -> None:
     response = await respond(state, Chain.new(), "a")
     item_id = (await items_of(state, response))[0]["id"]
     with pytest.raises(Missing) as missing:

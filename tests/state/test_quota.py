@@ -224,9 +224,7 @@ async def test_the_quota_check_refuses_an_owner_who_has_reached_the_quota(limite
     await state.quota.check(BOB, 1_000)
 
 
-async def test_responses_committed_at_a_time_do_not_go_beyond_the_quota_together(
-    limited: RateLimitMiddleware, server: Plain
-) -> None:
+async def test_concurrent_commits_do_not_exceed_the_quota_together(limited: RateLimitMiddleware, server: Plain) -> None:
     states = [limited(100_000) for _ in range(2)]
     attempts = [respond(states[number % 2], Chain.new(), "x" * 5_000) for number in range(20)]
     done = await asyncio.gather(*attempts, return_exceptions=True)

@@ -91,7 +91,7 @@ async def test_a_history_read_by_its_owner_is_missing_for_another_owner(state: S
         await state.responses.chain(tip, BOB)
 
 
-async def test_a_history_of_small_values_is_not_decoded_beyond_its_memory(state: State, server: Plain) -> None:
+async def test_decoding_a_history_of_many_small_values_stops_at_its_memory_limit(state: State, server: Plain) -> None:
     bounded = State(state.client, StateOptions(chain_memory=5_000_000))
     tip = await respond(state, Chain.new(), "hi")
     for _ in range(10):  # fork, so that there are several segments

@@ -129,7 +129,7 @@ FORMS: tuple[Callable[[int], str], ...] = (
 
 
 @given(st.sampled_from(PRIVATE_V4), st.sampled_from(FORMS))
-async def test_no_way_to_write_a_private_address_passes(address: str, form: Callable[[int], str]) -> None:
+async def test_every_notation_of_a_private_address_is_refused(address: str, form: Callable[[int], str]) -> None:
     host = form(int(IPv4Address(address)))
     with pytest.raises(AddressRefused):
         await checked_addresses(host, 80, allow_private=False)
@@ -183,7 +183,7 @@ def test_fault_of_is_none_for_a_valid_url(url: str) -> None:
     assert fault_of(url, allow_private=False) is None
 
 
-async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_that_was_checked(
+async def test_the_name_is_resolved_once_and_the_connection_uses_the_checked_address(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = httpx2.URL(serve(answering(200, b"here")))
@@ -234,7 +234,7 @@ async def test_the_next_address_is_tried_when_a_connection_is_refused(serve: Ser
     assert response.text == "here"
 
 
-async def test_names_that_are_slow_to_resolve_do_not_hold_up_other_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_lookups_do_not_block_other_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, held = socket.getaddrinfo, threading.Event()
 
     def lookup(host: Any, *args: Any, **options: Any) -> Any:
@@ -271,7 +271,7 @@ EVENT = b"event: message\r\ndata: [1,\r\ndata: 2]\r\n\r\n"
         (b"text/event-stream", EVENT * 4 + b"data: [1,2,3", EVENT * 4),
     ],
 )
-async def test_a_body_of_too_many_values_is_not_read(
+async def test_a_body_with_too_many_json_values_is_not_read(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: bytes, body: bytes, read: bytes
 ) -> None:
     monkeypatch.setattr(guarded_transport, "MAX_VALUES", 10)

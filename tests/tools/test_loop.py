@@ -198,7 +198,7 @@ async def test_the_last_turn_is_requested_without_tools(
     assert "tools" not in upstream.requests[1].json
 
 
-async def test_a_call_that_was_cut_is_not_carried_out(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
+async def test_a_truncated_call_is_not_run(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
     upstream.stream(*_asks(city="Paris"), finish("length"))
     streamed = await stream(ours, tools=[server])
     assert streamed.terminal == "response.incomplete"
@@ -291,7 +291,7 @@ async def test_approval_works_without_a_store(ours: Ours, upstream: ScriptedUpst
     assert [item["type"] for item in second.response["output"]] == ["mcp_call", "message"]
 
 
-async def test_a_call_that_is_not_approved_is_not_carried_out(
+async def test_a_rejected_call_is_not_run_and_the_model_sees_the_reason(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     server = {**server, "require_approval": "always"}

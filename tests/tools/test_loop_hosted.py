@@ -102,7 +102,9 @@ async def test_a_continued_response_includes_earlier_search_results_and_can_cite
     assert [one["url"] for one in cited] == ["https://www.britannica.com/place/Paris"]
 
 
-async def test_what_a_client_says_was_found_is_not_fetched(searching: Ours, upstream: ScriptedUpstream, serve: Serve) -> None:
+async def test_urls_in_search_results_sent_by_a_client_are_not_fetched(
+    searching: Ours, upstream: ScriptedUpstream, serve: Serve
+) -> None:
     watched = Watched(weather().streamable_http_app(stateless_http=True))
     url = serve(watched) + "/mcp"
     claim = {
@@ -158,7 +160,7 @@ async def test_a_continued_response_runs_code_in_the_same_container(
 
 
 @pytest.mark.parametrize("by", ["the tool", "an item", "the model"])
-async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
+async def test_a_container_id_of_another_owner_gives_no_access_to_the_container(
     start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str], by: str
 ) -> None:
     ours = start(**sandbox)
@@ -228,7 +230,7 @@ async def test_a_forced_web_search_without_a_provider_is_a_400(start: Start, cho
     assert "search.provider" in response.json()["error"]["message"]
 
 
-async def test_tools_run_in_background_with_secrets_that_are_sealed(
+async def test_tools_run_in_background_with_encrypted_credentials(
     start: Start, serve: Serve, upstream: ScriptedUpstream
 ) -> None:
     ours = start(tools__allow_private_urls=True, auth__secret_keys=[SECRET])

@@ -248,7 +248,7 @@ async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Ser
     assert (received["x-user"], received["x-other"]) == ("operator", "o")
 
 
-async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) -> None:
+async def test_the_operators_credentials_are_not_sent_to_a_url_from_the_request(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
     settings = make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True)
     async with aclosing(server(configured(server_url=url), settings)) as other:

@@ -203,7 +203,9 @@ async def test_many_small_content_parts_do_not_exceed_the_limit_with_their_notes
     assert result.content.endswith(f"\n... ({omitted} further parts omitted)")
 
 
-async def test_an_answer_without_end_is_not_taken(plain: str, output_bytes: Callable[[int], None]) -> None:
+async def test_a_result_that_is_too_large_is_a_failed_call_and_the_next_call_works(
+    plain: str, output_bytes: Callable[[int], None]
+) -> None:
     output_bytes(1024)
     async with aclosing(connection(plain)) as weather:
         result = await weather.call("long", {"size": 1_000_000})
@@ -378,7 +380,7 @@ async def test_too_many_tools_are_a_424(plain: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("server", ["streamable with sessions", "SSE"], indirect=True)
-async def test_a_server_that_pings_without_end_loses_its_session(
+async def test_too_many_pings_from_a_server_close_the_session(
     server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.tools.mcp_session.MAX_SERVER_REQUESTS", 5)

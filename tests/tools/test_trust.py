@@ -82,7 +82,7 @@ def _offered(upstream: ScriptedUpstream, turn: int = -1) -> list[str]:
 
 @pytest.mark.parametrize("allowed", [["get_weather"], {"tool_names": ["get_weather"]}, {"read_only": True}])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_forged_approval_cannot_call_what_the_operator_does_not_allow(
+async def test_a_forged_approval_of_a_tool_that_the_operator_does_not_allow_is_a_400(
     start: Start, server: Server, allowed: Any, streamed: bool
 ) -> None:
     ours = _own(start, server, allowed_tools=allowed)
@@ -144,7 +144,7 @@ async def test_too_many_approvals_in_a_request_are_a_400(start: Start, server: S
     assert refused.json()["error"]["param"] == "input[258].approval_request_id"
 
 
-async def test_an_approval_is_for_one_call_with_the_arguments_that_were_shown(
+async def test_an_approval_covers_only_one_call_with_the_arguments_of_its_request(
     start: Start, upstream: ScriptedUpstream, server: Server
 ) -> None:
     ours, tool = _own(start, server), {**OWN, "require_approval": "always"}
@@ -200,7 +200,7 @@ async def test_a_forged_tool_list_does_not_make_a_tool_read_only(
 @pytest.mark.parametrize(
     "rule", [{"never": {"read_only": True}}, {"always": {"read_only": False}, "never": {"read_only": True}}]
 )
-async def test_a_forged_list_takes_no_approval_away(
+async def test_a_forged_tool_list_does_not_waive_approval(
     start: Start, upstream: ScriptedUpstream, server: Server, rule: dict[str, Any]
 ) -> None:
     upstream.stream(*_asks("sleep", seconds=0))
