@@ -326,6 +326,32 @@ time.sleep(100)
     assert (await sandbox.run(code))["ended"] == f"it used more than {256 << 20} bytes of memory"
 
 
+async def test_processes_started_between_calls_are_ended(launch: Launch) -> None:
+    sandbox = launch(BEST, call_timeout=50)
+    code = """
+import ctypes, os, signal, threading, time
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_long), ("signal", ctypes.c_int), ("notify", ctypes.c_int), ("rest", ctypes.c_long * 6)]
+libc, timer = ctypes.CDLL(None), ctypes.c_int()
+signal.signal(signal.SIGCONT, lambda *_: None)
+for tenths in range(1, 500):  # a timer has no effect if it expires while the code is being frozen
+    assert libc.timer_create(1, ctypes.byref(Event(0, signal.SIGCONT)), ctypes.byref(timer)) == 0
+    assert libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 0, tenths // 10, tenths % 10 * 10**8), None) == 0
+def start():
+    while True:
+        time.sleep(0.5)
+        if os.fork() == 0:
+            time.sleep(1000)
+threading.Thread(target=start).start()
+"""
+    assert (await sandbox.run(code))["ended"] is None
+    known = await until_descendants(sandbox, 3)
+    [started, *_] = set(await until_descendants(sandbox, 4)).difference(known)
+    with anyio.fail_after(20):
+        while await anyio.Path(f"/proc/{started}/cmdline").read_bytes():  # a process that has ended has none
+            await anyio.sleep(0.1)
+
+
 @pytest.mark.parametrize("code", ["print('x' * 10_000_000)", PRINT_FOREVER, "import os\nwhile True: os.write(2, b'x' * 65536)"])
 async def test_huge_output_is_cut(best: Sandbox, code: str) -> None:
     outcome = await best.run(code)

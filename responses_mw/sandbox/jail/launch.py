@@ -3,9 +3,10 @@
 The other processes in the container cannot send signals to the init process. When the init process exits, they are killed. The
 service controls the init process through its standard input and output:
 
-- Before a call, the service writes `RESUME`. The init process resumes the code, and monitors the memory during the call.
+- Before a call, the service writes `RESUME`. The init process resumes the code.
 - After a call, the service writes `SWEEP`. The init process freezes the code, kills the processes that the call left, and
-  writes the line `swept`. If `/proc` cannot be mounted, it does not know these processes, and only freezes them.
+  writes the line `swept`. If `/proc` cannot be mounted, it does not know these processes, and only freezes them. It repeats
+  this until the next call, because the code may have set a timer that resumes it.
 - When the input is closed, for example because the service crashed, the init process exits.
 - If the init process exits for another reason, it first writes the reason, for example `its process was killed by SIGKILL`. The
   service includes this text in its reply.
@@ -36,7 +37,7 @@ from typing import NoReturn, TypedDict
 from . import isolation, seccomp
 
 RESUME, SWEEP = b"r", b"s"
-_TICK = 0.1  # seconds between two checks of the memory during a call
+_TICK, _IDLE_TICK = 0.1, 1.0  # seconds between two checks of the memory during a call, and between calls
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHANNEL = 3  # file descriptor of the channel in the process that runs the code
 _MAX_DESCRIPTORS = 65_536
@@ -131,26 +132,34 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:
 
     The reason is empty if the service has closed the input.
     """
-    tick: float | None = _TICK
+    tick = _TICK
     while True:
         order = os.read(0, 1) if select.select([0], [], [], tick)[0] else None
         if order == b"":
             return ""
+        if reason := _fault(code, memory_bytes, namespaces=namespaces):
+            return reason
         if order == RESUME:
             tick = _TICK
             with contextlib.suppress(PermissionError):  # without namespaces, where the code is not frozen
                 os.kill(code, signal.SIGCONT)
-        elif order == SWEEP:
+        elif order == SWEEP or tick == _IDLE_TICK:
+            tick = _IDLE_TICK
             if not _sweep(code, namespaces=namespaces):
                 return "it started processes that could not be ended"
-            os.write(1, b"swept\n")
-            tick = None  # frozen code, or a single process with limited memory, needs no checks
-        _reap_orphans(code)
-        pid, status = os.waitpid(code, os.WNOHANG)
-        if pid:
-            return _explained(os.waitstatus_to_exitcode(status))
-        if sum(map(_resident, _processes(code, namespaces=namespaces))) > memory_bytes:
-            return f"it used more than {memory_bytes} bytes of memory"
+            if order == SWEEP:
+                os.write(1, b"swept\n")
+
+
+def _fault(code: int, memory_bytes: int, *, namespaces: bool) -> str | None:
+    """Return the reason if the process `code` has ended or the container uses too much memory."""
+    _reap_orphans(code)
+    pid, status = os.waitpid(code, os.WNOHANG)
+    if pid:
+        return _explained(os.waitstatus_to_exitcode(status))
+    if sum(map(_resident, _processes(code, namespaces=namespaces))) > memory_bytes:
+        return f"it used more than {memory_bytes} bytes of memory"
+    return None
 
 
 def _explained(status: int) -> str:
