@@ -32,7 +32,7 @@ UNDONE_SECONDS = 3600  # maximum seconds that an abandoned write may take to rea
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
-FORGOTTEN_AFTER = 60.0  # seconds after which a failure of a write shortens no other write's retries
+FORGOTTEN_AFTER = 60.0  # seconds after which the last failure of a write shortens no other write's retries
 
 
 class Quota:
@@ -145,6 +145,7 @@ class Writer:
         self._client = client
         self._patience = options.patience
         self._failing_since: float | None = None  # when writes began to fail; None after a successful write
+        self._last_failure = 0.0
         self._pending: dict[Address, Write] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -174,8 +175,9 @@ class Writer:
                 if not error.passing:
                     raise
                 # A read that succeeds resets `away_for`. A write to another node resets `_failing_since`, but not `began`.
-                now, since = time.monotonic(), self._failing_since or began
-                self._failing_since = min(began, since if now - since < FORGOTTEN_AFTER else began)
+                now = time.monotonic()
+                since = self._failing_since if now - self._last_failure < FORGOTTEN_AFTER else None
+                self._failing_since, self._last_failure = min(began, since or began), now
                 if max(self._client.away_for, now - self._failing_since) >= self._patience:
                     raise
             else:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -350,6 +351,25 @@ async def test_only_the_first_commits_wait_while_redis_refuses_writes(start: Cal
             assert time.monotonic() - before < 1.5
             client.config_set("min-replicas-to-write", 0)
         await respond(state, Chain.new(), "three")
+
+
+async def test_a_long_refusal_of_writes_delays_only_the_first_write(
+    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "FORGOTTEN_AFTER", 3.0)
+    server = start()
+    async with opened(server.url, patience=0.5) as state:
+        with server.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+            counts = []
+            began = time.monotonic()
+            while time.monotonic() < began + 5.0:
+                with pytest.raises(StateUnavailable):
+                    await state.jobs.create(made(Chain.new(), "one")[0], {}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
+                counts.append(int(client.info("errorstats")["errorstat_NOREPLICAS"]["count"]))
+                await state.check()
+                await asyncio.sleep(0.1)
+        assert {after - before for before, after in pairwise(counts)} == {1}
 
 
 async def test_an_old_write_error_does_not_shorten_the_wait_of_a_commit(
