@@ -1,4 +1,4 @@
-"""Requests, the answers to them, and a server of embeddings that knows what is near to what."""
+"""Requests, answers to them, and an embedding server with configurable similarities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def key(cache: Cache, question: str = "What is the capital of France?", owner: s
 def answered(
     *texts: tuple[str, str], finish: str = "stop", usage: dict[str, Any] | None = USAGE, **fields: Any
 ) -> dict[str, Any]:
-    """The document of an answer of these texts, each `content` or `reasoning`, as an upstream would have streamed it."""
+    """Return the response with these texts, each `content` or `reasoning`, as an upstream would have streamed it."""
     chunks: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts or [("content", "Paris.")]
     ]
@@ -59,7 +59,7 @@ def answered(
 
 
 def run(request: CreateResponse, chunks: list[dict[str, Any]], ids: RunIds | None = None) -> tuple[list[Event], dict[str, Any]]:
-    """The events and the document that an assembler makes of `chunks`."""
+    """Return the events and the response that an assembler makes of `chunks`."""
     assembler = _assembler(request, ids or RunIds())
     events = assembler.start()
     for chunk in chunks:
@@ -70,7 +70,7 @@ def run(request: CreateResponse, chunks: list[dict[str, Any]], ids: RunIds | Non
 def replay(
     request: CreateResponse, items: list[dict[str, Any]], ids: RunIds | None = None
 ) -> tuple[list[Event], dict[str, Any]]:
-    """The events and the document of a hit with these items."""
+    """Return the events and the response of a hit with these items."""
     assembler = _assembler(request, ids or RunIds())
     events = assembler.start()
     for item in items:
@@ -91,17 +91,17 @@ def _ended(assembler: Assembler, events: list[Event]) -> tuple[list[Event], dict
 
 
 def told(hit: Hit | Miss) -> str:
-    """The text of a hit."""
+    """Return the text of a hit."""
     assert isinstance(hit, Hit), hit
     return document.output_text(replay(asked(), hit.items)[1])
 
 
 async def granted() -> None:
-    """The gate of a caller who is accepted."""
+    """Accept the caller."""
 
 
 async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | None = None, **options: Any) -> str:
-    """What is answered to a key: by the cache (`told again: ...`), or `answer`, which is kept then."""
+    """Return the cached answer of a key as `told again: ...`. On a miss, store and return `answer`."""
     found = await cache.lookup(one, policy, granted, **options)
     if isinstance(found, Hit):
         return f"told again: {told(found)}"
@@ -113,7 +113,7 @@ async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | N
 
 @dataclass
 class EmbeddingServer:
-    """`/v1/embeddings` of vectors that the test tells; of other texts, vectors that are far from all others."""
+    """`/v1/embeddings` with the vectors set by a test. Other texts get vectors that are far from all others."""
 
     dimensions: int = 16
     vectors: dict[str, list[float]] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class EmbeddingServer:
         await send({"type": "http.response.body", "body": sent})
 
     def near(self, one: str, other: str, similarity: float) -> None:
-        """Makes two texts similar by so much."""
+        """Set the vectors of two texts so that they have this similarity."""
         first = pseudo_random(one, self.dimensions)
         aside = pseudo_random(one + " aside", self.dimensions)
         along = sum(a * b for a, b in zip(first, aside, strict=True))

@@ -1,4 +1,4 @@
-"""Caches on a real Valkey, and a real embeddings server."""
+"""Fixtures: caches on a real Valkey, and an embedding server over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(plain_server: Server) -> Iterator[Plain]:
-    """A plain client of the empty server."""
+    """A plain client of the emptied server."""
     with plain_server.client() as client:
         client.flushall()
         yield client
@@ -45,7 +45,7 @@ def server(plain_server: Server) -> Iterator[Plain]:
 
 @pytest.fixture
 def url(plain_server: Server, server: Plain) -> str:
-    """The URL of the empty server."""
+    """The URL of the emptied server."""
     assert server.dbsize() == 0
     return plain_server.url
 
@@ -57,7 +57,7 @@ def embedding_server() -> EmbeddingServer:
 
 @pytest.fixture
 async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) -> AsyncIterator[OpenCache]:
-    """Makes a cache, a replica, in the empty server or at another URL, with settings; it is closed when the test ends."""
+    """Return a function that opens a cache on the emptied server or another URL, with settings. Close it after the test."""
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(httpx.AsyncHTTPTransport())
         embeddings_url = serve(embedding_server, lifespan="off")
@@ -81,13 +81,13 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) 
 
 @pytest.fixture
 def cache(open_cache: OpenCache) -> Cache:
-    """A cache in the empty server."""
+    """A cache on the emptied server."""
     return open_cache()
 
 
 @pytest.fixture
 def run(fork_server: ForkServer) -> RunCommand:
-    """Runs `responses-mw cache` with these arguments, and gives its exit status and what it printed."""
+    """Return a function that runs `responses-mw cache` and returns its exit status and its output."""
 
     async def run(*arguments: str) -> tuple[int, str]:
         done = await asyncio.to_thread(fork_server.run, "cache", *arguments)

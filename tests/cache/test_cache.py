@@ -1,4 +1,4 @@
-"""Hits and misses: what is the same question, for whom, for how long, and at what price."""
+"""Hits and misses of the cache: owners, lifetimes, failures, limits, and round trips."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Q = "What is the capital of France?"
 SAME = "Tell me the capital of France."
 
 
-async def test_the_same_question_is_answered_again_by_any_replica(open_cache: OpenCache) -> None:
+async def test_a_repeated_request_is_an_exact_hit_on_every_replica(open_cache: OpenCache) -> None:
     one, other = open_cache(), open_cache()
     assert await ask(one, key(one), answer="Paris.") == "Paris."
     assert await ask(other, key(other)) == "told again: Paris."
     assert await ask(other, key(other, "What is the capital of Spain?")) == "nothing"
 
 
-async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: Cache) -> None:
+async def test_an_exact_hit_replays_the_answer_with_the_original_usage(cache: Cache) -> None:
     first = answered(("reasoning", "Easy."), ("content", "Paris."))
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
@@ -57,7 +57,7 @@ async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: 
     assert hit.usage == {**first["usage"], "cache": "exact"}
 
 
-async def test_an_answer_without_usage_is_replayed_without(cache: Cache) -> None:
+async def test_an_answer_without_usage_is_replayed_without_usage(cache: Cache) -> None:
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     assert await cache.keep(miss, answered(usage=None))
@@ -66,7 +66,7 @@ async def test_an_answer_without_usage_is_replayed_without(cache: Cache) -> None
     assert hit.usage is None
 
 
-async def test_a_question_with_the_same_meaning_is_a_hit_above_the_threshold(
+async def test_a_similar_question_is_a_semantic_hit_above_the_threshold(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(Q, SAME, 0.97)
@@ -90,7 +90,9 @@ async def test_the_guard_refuses_a_similar_but_different_question(cache: Cache, 
     assert found.reason == "guard:names"
 
 
-async def test_the_next_is_looked_at_where_the_nearest_is_refused(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_the_second_nearest_entry_is_used_if_the_guard_refuses_the_nearest(
+    cache: Cache, embedding_server: EmbeddingServer
+) -> None:
     wrong = "What is the capital of Finland?"
     embedding_server.near(SAME, Q, 0.96)
     embedding_server.vectors[wrong] = embedding_server.vectors[SAME]
@@ -99,7 +101,7 @@ async def test_the_next_is_looked_at_where_the_nearest_is_refused(cache: Cache, 
     assert told(await cache.lookup(key(cache, SAME), SEMANTIC, granted)) == "Paris."
 
 
-async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_only(
+async def test_an_entry_stored_without_a_vector_is_found_only_by_exact_text(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
@@ -108,7 +110,7 @@ async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_onl
     assert told(await cache.lookup(key(cache), SEMANTIC, granted)) == "Paris."
 
 
-async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
+async def test_a_text_over_the_maximum_length_is_not_embedded(
     open_cache: OpenCache,
     server: Plain,
     embedding_server: EmbeddingServer,
@@ -122,10 +124,10 @@ async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
     assert server.keys("rmw:*:v:*") == []
 
 
-# -- whose it is -----------------------------------------------------------------------------------------------------------
+# -- owners and partitions -------------------------------------------------------------------------------------------------
 
 
-async def test_owners_whose_entries_have_expired_are_not_listed_for_ever(cache: Cache, server: Plain) -> None:
+async def test_owners_whose_entries_have_expired_are_removed_from_the_list_of_owners(cache: Cache, server: Plain) -> None:
     server.zadd("rmw:{c}:owners", {"gone": 1})
     await ask(cache, key(cache), answer="Paris.")
     assert server.zrange("rmw:{c}:owners", 0, -1) == [ALICE.encode()]
@@ -156,7 +158,7 @@ async def test_each_field_of_the_partition_alone_turns_a_hit_into_a_miss(
         assert await ask(cache, key(cache, text, **fields), SEMANTIC) == "nothing"
 
 
-async def test_an_entry_that_somebody_forged_or_moved_is_a_miss_and_no_error(
+async def test_a_forged_or_moved_entry_is_a_miss_and_not_an_error(
     cache: Cache, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
@@ -185,7 +187,7 @@ async def test_an_entry_copied_from_one_owner_to_another_is_not_used(
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache, owner=ALICE), SEMANTIC, answer="Alice's")
     await ask(cache, key(cache, "Who?", owner=BOB), SEMANTIC, answer="Bob's")
-    await ask(cache, key(cache, SAME, owner=BOB), SEMANTIC)  # which has read the partition
+    await ask(cache, key(cache, SAME, owner=BOB), SEMANTIC)  # so the partition has been read
     one, other = key(cache, owner=ALICE), key(cache, owner=BOB)
     to = _slot(server, BOB)
     for name in server.keys(f"rmw:{{c:{ALICE}*"):
@@ -204,10 +206,10 @@ def _slot(server: Plain, owner: str) -> bytes:
     return name[: name.index(b"}")]
 
 
-# -- what is kept, and for how long ----------------------------------------------------------------------------------------
+# -- what is stored, and for how long --------------------------------------------------------------------------------------
 
 
-async def test_an_entry_lives_as_long_as_was_fixed_when_it_was_kept(cache: Cache, server: Plain) -> None:
+async def test_the_ttl_of_an_entry_is_fixed_when_it_is_stored(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache), replace(EXACT, ttl=50), answer="Paris.")
     (body,) = server.keys("rmw:{c:*}:b:*")
     server.pexpire(body, 20_000)
@@ -217,7 +219,7 @@ async def test_an_entry_lives_as_long_as_was_fixed_when_it_was_kept(cache: Cache
     assert server.pttl(body) <= 20_000, "a hit does not renew it"
 
 
-async def test_no_key_stays_for_ever(cache: Cache, url: str, embedding_server: EmbeddingServer) -> None:
+async def test_every_key_but_the_list_of_owners_expires(cache: Cache, url: str, embedding_server: EmbeddingServer) -> None:
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     with connect_plain(url) as looking:
         stay = [one for one in looking.keys("*") if looking.pttl(one) == -1]
@@ -230,7 +232,7 @@ def connect_plain(url: str) -> Plain:
     return redis.Redis.from_url(url)
 
 
-async def test_neither_question_nor_instructions_are_in_redis(cache: Cache, server: Plain) -> None:
+async def test_questions_and_instructions_are_not_stored_in_redis(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache, "A confidential question?", instructions="secret rules"), SEMANTIC, answer="An answer.")
     everything = b"".join(_dump(server, one) for one in server.keys("*"))
     assert b"An answer." in everything
@@ -238,7 +240,7 @@ async def test_neither_question_nor_instructions_are_in_redis(cache: Cache, serv
         assert word not in everything
 
 
-async def test_with_secret_keys_the_answer_is_not_either(open_cache: OpenCache, server: Plain) -> None:
+async def test_answers_are_encrypted_in_redis_if_secret_keys_are_configured(open_cache: OpenCache, server: Plain) -> None:
     cache = open_cache(sealer=Sealer([SECRET]))
     await ask(cache, key(cache), SEMANTIC, answer="An answer.")
     assert b"An answer." not in b"".join(_dump(server, one) for one in server.keys("*"))
@@ -252,20 +254,20 @@ def _dump(server: Plain, name: bytes) -> bytes:
     return name + repr(server.execute_command(readers[kind], name, *arguments)).encode()
 
 
-async def test_refresh_asks_again_and_keeps_the_new_answer(cache: Cache) -> None:
+async def test_refresh_is_a_miss_and_replaces_the_stored_answer(cache: Cache) -> None:
     await ask(cache, key(cache), answer="Paris.")
     refreshing = replace(EXACT, read=False)
     assert await ask(cache, key(cache), refreshing, answer="Still Paris.") == "Still Paris."
     assert await ask(cache, key(cache)) == "told again: Still Paris."
 
 
-async def test_refresh_keeps_a_vector_too(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_refresh_stores_the_embedding_too(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris.")
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
 
 
-async def test_no_store_reads_and_keeps_nothing(cache: Cache) -> None:
+async def test_no_store_reads_the_cache_but_does_not_write(cache: Cache) -> None:
     reading = replace(EXACT, write=False)
     assert await ask(cache, key(cache), reading, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache), answer="Lyon.") == "Lyon."
@@ -273,16 +275,14 @@ async def test_no_store_reads_and_keeps_nothing(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("document", [answered(finish="length"), answered(("refusal", "No."))])
-async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, document: dict[str, Any]) -> None:
+async def test_truncated_and_refused_answers_are_not_stored(cache: Cache, document: dict[str, Any]) -> None:
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     assert not await cache.keep(miss, document)
     assert await ask(cache, key(cache)) == "nothing"
 
 
-async def test_the_guard_does_not_read_the_question_of_an_answer_that_is_not_kept(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_signature_is_computed_for_an_answer_that_is_not_stored(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr("responses_mw.cache.guard.signature", lambda text, **_: read.append(text))
     miss = await cache.lookup(key(cache), SEMANTIC, granted)
@@ -292,7 +292,7 @@ async def test_the_guard_does_not_read_the_question_of_an_answer_that_is_not_kep
     assert read == []
 
 
-async def test_an_answer_that_is_too_large_is_not_kept(
+async def test_an_answer_over_the_maximum_size_is_not_stored(
     open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.cache.MAX_ENTRY_BYTES", 1000)
@@ -303,10 +303,10 @@ async def test_an_answer_that_is_too_large_is_not_kept(
     assert len(server.keys("rmw:{c:*}:b:*")) == 1
 
 
-# -- what it costs ---------------------------------------------------------------------------------------------------------
+# -- round trips -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
+async def test_an_exact_hit_takes_one_round_trip_and_no_embedding(
     open_cache: OpenCache, plain_server: Server, embedding_server: EmbeddingServer
 ) -> None:
     async with wire(plain_server.port) as counted:
@@ -319,7 +319,7 @@ async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
 
 
 @pytest.mark.parametrize("policy", [EXACT, SEMANTIC], ids=["exact", "semantic"])
-async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: Server, policy: Any) -> None:
+async def test_a_miss_takes_one_round_trip(open_cache: OpenCache, plain_server: Server, policy: Any) -> None:
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
         await ask(cache, key(cache, "Who?"), policy, answer="Me.")
@@ -331,7 +331,7 @@ async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: 
         assert counted.trips - before == 2, "a partition that was not read yet"
 
 
-async def test_a_semantic_hit_costs_two_round_trips(
+async def test_a_semantic_hit_takes_two_round_trips(
     open_cache: OpenCache, plain_server: Server, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(Q, SAME, 0.97)
@@ -346,10 +346,10 @@ async def test_a_semantic_hit_costs_two_round_trips(
         assert counted.trips - before == 2
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_redis_that_is_away_is_a_miss(open_cache: OpenCache) -> None:
+async def test_an_unreachable_redis_is_a_miss(open_cache: OpenCache) -> None:
     cache = open_cache("redis://127.0.0.1:1")
     assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris.") == "Paris."
@@ -358,7 +358,7 @@ async def test_a_redis_that_is_away_is_a_miss(open_cache: OpenCache) -> None:
     assert found.reason == "failed"
 
 
-async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> None:
+async def test_a_hanging_redis_is_a_miss_after_the_cache_timeout(open_cache: OpenCache) -> None:
     never = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -367,18 +367,20 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
 
     listener = await asyncio.start_server(hang, "127.0.0.1", 0)
     cache = open_cache(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", cache__timeout=0.05)
-    async with asyncio.timeout(15):  # less than the client's
+    async with asyncio.timeout(15):  # less than the timeout of the client
         assert await ask(cache, key(cache)) == "nothing"
     never.set()
     listener.close()
 
 
-async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(open_cache: OpenCache, server: Plain) -> None:
+async def test_storing_an_answer_gives_up_on_a_hanging_redis_after_the_cache_timeout(
+    open_cache: OpenCache, server: Plain
+) -> None:
     cache = open_cache(cache__timeout=0.5)
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     server.client_pause(20_000, all=False)
-    async with asyncio.timeout(15):  # less than the client's
+    async with asyncio.timeout(15):  # less than the timeout of the client
         assert not await cache.keep(miss, answered())
     server.client_unpause()
 
@@ -387,7 +389,7 @@ JUNK = [b"", b"junk", b"\xff\xfe", b"9999999999999:\xff"]
 
 
 @pytest.mark.parametrize("junk", JUNK)
-async def test_foreign_values_in_the_keys_of_the_cache_are_a_miss(
+async def test_junk_in_the_keys_of_the_cache_raises_no_error(
     open_cache: OpenCache, server: Plain, embedding_server: EmbeddingServer, junk: bytes
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
@@ -407,7 +409,7 @@ async def test_foreign_values_in_the_keys_of_the_cache_are_a_miss(
             await ask(cache, key(cache, text), SEMANTIC, answer="Paris.")
 
 
-async def test_embeddings_that_fail_are_a_miss_and_the_answer_is_kept_by_its_text(
+async def test_if_embedding_fails_the_lookup_misses_and_the_answer_is_stored_for_exact_hits(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.status = 503
@@ -416,7 +418,7 @@ async def test_embeddings_that_fail_are_a_miss_and_the_answer_is_kept_by_its_tex
     assert len(embedding_server.requests) == 1
 
 
-async def test_that_embeddings_fail_is_said_once_in_a_while(
+async def test_warnings_about_failing_embeddings_are_rate_limited(
     cache: Cache, embedding_server: EmbeddingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     embedding_server.status = 401
@@ -426,7 +428,7 @@ async def test_that_embeddings_fail_is_said_once_in_a_while(
     assert warned == ["no semantic cache: the embeddings server answered 401"]
 
 
-async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:
+async def test_an_evicted_entry_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
@@ -436,16 +438,16 @@ async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, emb
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris!"
 
 
-async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache) -> None:
+async def test_an_entry_encrypted_with_other_keys_is_a_miss(open_cache: OpenCache) -> None:
     one, other = open_cache(sealer=Sealer([SECRET])), open_cache(sealer=Sealer(["b" * 40]))
     await ask(one, key(one), answer="Paris.")
     assert await ask(other, key(other)) == "nothing"
 
 
-# -- forgetting ------------------------------------------------------------------------------------------------------------
+# -- deletion and purge ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_answer_is_not_used_again(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_a_deleted_entry_is_not_a_hit(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     document = answered()
     miss = await cache.lookup(key(cache), SEMANTIC, granted)
@@ -460,7 +462,7 @@ async def test_a_deleted_answer_is_not_used_again(cache: Cache, embedding_server
     assert (await cache.entries.stats(ALICE)).bytes == 0
 
 
-async def test_an_entry_that_another_replica_deleted_purged_or_replaced_is_not_used(
+async def test_an_entry_deleted_purged_or_replaced_by_another_replica_is_not_used(
     open_cache: OpenCache, embedding_server: EmbeddingServer
 ) -> None:
     here, another = open_cache(), open_cache()
@@ -482,7 +484,7 @@ async def test_an_entry_that_another_replica_deleted_purged_or_replaced_is_not_u
     assert await ask(here, key(here, SAME), reading) == "nothing"
 
 
-async def test_a_purge_removes_and_counts_the_entries_it_names(cache: Cache, url: str) -> None:
+async def test_a_purge_removes_the_entries_of_one_or_all_owners_and_counts_them(cache: Cache, url: str) -> None:
     for owner in (ALICE, BOB):
         for n in range(3):
             await ask(cache, key(cache, f"Question {n}?", owner), SEMANTIC, answer="Paris.")
@@ -501,11 +503,11 @@ async def test_a_purge_removes_and_counts_the_entries_it_names(cache: Cache, url
 
 
 def evict(server: Plain, name: str) -> None:
-    """Removes one key of each shard, as a Redis that evicts does."""
+    """Remove one key of each shard, as Redis does when it evicts."""
     server.delete(*server.keys(f"rmw:{{c:*}}:{name}"))
 
 
-async def test_a_purge_ends_if_redis_evicted_the_facts_of_the_entries(cache: Cache, server: Plain) -> None:
+async def test_a_purge_completes_after_redis_evicted_the_metadata_of_entries(cache: Cache, server: Plain) -> None:
     for n in range(3):
         await ask(cache, key(cache, f"Question {n}?"), answer="Paris.")
     evict(server, "e")
@@ -514,9 +516,9 @@ async def test_a_purge_ends_if_redis_evicted_the_facts_of_the_entries(cache: Cac
     assert (await cache.entries.stats(ALICE)).entries == 0
 
 
-async def test_the_replies_of_one_owner_at_a_time_are_held_to_count_all_entries() -> None:
+async def test_counting_all_entries_holds_at_most_two_replies_in_memory() -> None:
     class Reply(list[list[int]]):
-        """Unlike a plain list, it can be seen to go."""
+        """A list that can be weakly referenced."""
 
     replies: list[ref[Reply]] = []
     most = 0
@@ -539,7 +541,7 @@ async def test_the_replies_of_one_owner_at_a_time_are_held_to_count_all_entries(
     assert most <= 2
 
 
-async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cache: Cache) -> None:
+async def test_an_answer_begun_before_a_purge_is_not_stored_after_it(cache: Cache) -> None:
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     async with cache.flight(miss):
@@ -549,7 +551,9 @@ async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cach
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
-async def test_the_generation_of_a_purge_lives_as_long_as_the_entries(open_cache: OpenCache, server: Plain) -> None:
+async def test_the_generation_counter_of_a_purge_lives_at_least_as_long_as_the_entries(
+    open_cache: OpenCache, server: Plain
+) -> None:
     cache, month = open_cache(cache__ttl=30 * 24 * 3600), 30 * 24 * 3600 * 1000
     await cache.entries.purge(ALICE)
     await ask(cache, key(cache), answer="Paris.")
@@ -557,10 +561,10 @@ async def test_the_generation_of_a_purge_lives_as_long_as_the_entries(open_cache
     generation = body.partition(b"b:")[0] + b"g"
     assert server.pttl(generation) >= month  # otherwise, the new entry would be hidden
     await cache.entries.purge(ALICE)
-    assert server.pttl(generation) >= month  # otherwise, entries that an interrupted purge has left would be found again
+    assert server.pttl(generation) >= month  # otherwise, entries left by an interrupted purge would be found again
 
 
-async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner(open_cache: OpenCache) -> None:
+async def test_an_answer_begun_before_a_purge_of_all_owners_is_not_stored_for_a_new_owner(open_cache: OpenCache) -> None:
     one, other = open_cache(), open_cache()
     miss = await one.lookup(key(one), EXACT, granted)
     assert isinstance(miss, Miss)
@@ -571,10 +575,10 @@ async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner
     assert await ask(other, key(other)) == "told again: Paris."
 
 
-# -- bounds ----------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_of_a_partition_that_is_full_the_oldest_go(
+async def test_a_full_partition_removes_its_oldest_entries(
     open_cache: OpenCache, embedding_server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 3)
@@ -607,7 +611,7 @@ async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
 
 
 @pytest.mark.parametrize("partitions", ["one", "many"])
-async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partitions(
+async def test_a_small_limit_of_an_owner_is_fully_usable_in_one_or_many_partitions(
     open_cache: OpenCache, partitions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 20)
@@ -618,7 +622,7 @@ async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partit
     assert (await cache.entries.stats(ALICE)).entries == 20
 
 
-async def test_a_large_bound_of_an_owner_is_shared_by_shards_that_each_hold_a_full_partition(
+async def test_a_large_limit_of_an_owner_is_divided_into_shards_that_each_hold_a_full_partition(
     open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 10)
@@ -643,7 +647,7 @@ async def test_storing_an_answer_removes_expired_ones(cache: Cache, server: Plai
     assert (await cache.entries.stats(ALICE)).bytes == pytest.approx(before, abs=2)
 
 
-async def test_entries_without_facts_do_not_keep_expired_ones(cache: Cache, server: Plain) -> None:
+async def test_expired_entries_are_removed_after_their_metadata_was_evicted(cache: Cache, server: Plain) -> None:
     for n in range(101):
         await ask(cache, key(cache, f"Question {n}?"), replace(EXACT, ttl=1), answer=str(n))
     evict(server, "e")
@@ -656,7 +660,7 @@ async def test_entries_without_facts_do_not_keep_expired_ones(cache: Cache, serv
 
 
 @pytest.mark.parametrize(("name", "kept"), [("i", 0), ("p:*", 3)], ids=["shard", "partition"])
-async def test_the_bytes_of_evicted_entries_do_not_count_for_ever(
+async def test_evicted_entries_are_no_longer_counted_in_bytes(
     open_cache: OpenCache, server: Plain, monkeypatch: pytest.MonkeyPatch, name: str, kept: int
 ) -> None:
     if name == "i":
@@ -672,7 +676,7 @@ async def test_the_bytes_of_evicted_entries_do_not_count_for_ever(
     assert (await cache.entries.stats(ALICE)).entries == kept + 3
 
 
-async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(cache: Cache, server: Plain) -> None:
+async def test_lookups_and_purges_work_after_redis_flushed_its_scripts(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache), answer="Paris.")
     server.script_flush()
     assert await ask(cache, key(cache)) == "told again: Paris."

@@ -1,4 +1,4 @@
-"""The cache in a Redis Cluster: every step keeps to one slot."""
+"""The cache in a Redis Cluster: every command uses keys of one slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Q, SAME = "What is the capital of France?", "Tell me the capital of France."
 
 
-async def test_everything_works_in_a_cluster(
+async def test_lookups_evictions_and_purges_work_in_a_redis_cluster(
     open_cache: OpenCache,
     cluster: list[Server],
     embedding_server: EmbeddingServer,

@@ -1,4 +1,4 @@
-"""`responses-mw cache`: what the cache holds, and how it is emptied."""
+"""`responses-mw cache`: statistics and purges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import Server
 
 
-async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(
+async def test_the_command_prints_statistics_and_purges_one_owner_or_all(
     run: RunCommand, cache: Cache, plain_server: Server
 ) -> None:
     for owner in (ALICE, BOB):
@@ -31,7 +31,7 @@ async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(
     assert await ask(cache, key(cache, owner=BOB)) == "nothing"
 
 
-async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs() -> None:
+async def test_a_semantic_cache_without_numpy_stops_the_server_with_an_install_hint() -> None:
     arguments = ["serve", "--upstream=http://127.0.0.1:1", "--port=0", "--cache.mode=semantic", "--cache.embedding-model=e"]
     program = f"import sys; sys.modules['numpy'] = None\nfrom responses_mw.cli import main; main({arguments})"
     process = await asyncio.create_subprocess_exec(

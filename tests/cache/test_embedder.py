@@ -1,4 +1,4 @@
-"""When the text of a request is embedded: not before the caller is accepted, and not where nothing could come of it."""
+"""When the text of a request is embedded: only for accepted callers, and only if a semantic lookup needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Q = "What is the capital of France?"
 
 
 class Slow:
-    """An embedding server that never answers, and sees who leaves."""
+    """An embedding server that never answers, and signals a disconnect."""
 
     def __init__(self) -> None:
         self.came, self.left = Signal(), Signal()
@@ -37,7 +37,7 @@ class Slow:
         self.left.set()
 
 
-async def test_nothing_is_embedded_or_remembered_for_a_refused_caller(
+async def test_a_lookup_of_a_refused_caller_computes_no_embedding_and_stores_nothing(
     cache: Cache, embedding_server: EmbeddingServer, server: Plain
 ) -> None:
     async def refused() -> None:
@@ -50,7 +50,7 @@ async def test_nothing_is_embedded_or_remembered_for_a_refused_caller(
     assert server.dbsize() == before
 
 
-async def test_an_embedding_ends_with_the_lookup_that_is_cancelled(open_cache: OpenCache, serve: Serve) -> None:
+async def test_cancelling_a_lookup_cancels_its_embedding_request(open_cache: OpenCache, serve: Serve) -> None:
     slow = Slow()
     cache = open_cache(upstream__url=serve(slow, lifespan="off"), cache__timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
@@ -60,7 +60,7 @@ async def test_an_embedding_ends_with_the_lookup_that_is_cancelled(open_cache: O
     await slow.left.wait()
 
 
-async def test_a_miss_has_the_embedding_of_its_text(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_a_semantic_miss_carries_the_embedding_of_its_text(cache: Cache, embedding_server: EmbeddingServer) -> None:
     found = await cache.lookup(key(cache), SEMANTIC, granted)
     assert isinstance(found, Miss)
     assert found.vector is not None
@@ -70,14 +70,14 @@ async def test_a_miss_has_the_embedding_of_its_text(cache: Cache, embedding_serv
 
 
 @pytest.mark.parametrize(("text", "policy"), [(Q, EXACT), ("long " * 5000, SEMANTIC)], ids=["an exact lookup", "a long text"])
-async def test_texts_without_semantic_lookup_are_not_embedded(
+async def test_exact_lookups_and_long_texts_compute_no_embedding(
     cache: Cache, embedding_server: EmbeddingServer, text: str, policy: Any
 ) -> None:
     await ask(cache, key(cache, text), policy)
     assert embedding_server.requests == []
 
 
-async def test_where_an_exact_answer_is_found_nothing_is_embedded(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_an_exact_hit_computes_no_embedding(cache: Cache, embedding_server: EmbeddingServer) -> None:
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     before = len(embedding_server.requests)
     await ask(cache, key(cache), SEMANTIC)

@@ -1,4 +1,4 @@
-"""Embeddings: what is asked, with whose credential, and that a failure is no more than a failure."""
+"""Requests for embeddings: the server, the credential, and every failure as `NoEmbedding`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(transport: httpx.AsyncHTTPTransport, upstream: str = "http://upstream
     return embeddings
 
 
-async def test_the_upstream_is_asked_as_the_caller(
+async def test_the_upstream_is_called_with_the_credential_of_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
     embeddings = client(transport, serve(embedding_server, lifespan="off"))
@@ -49,7 +49,7 @@ async def test_the_upstream_is_asked_as_the_caller(
     assert headers["authorization"] == "Bearer the caller's"
 
 
-async def test_the_operators_key_takes_the_place_of_the_callers(
+async def test_the_configured_api_key_replaces_the_credential_of_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
     await client(transport, serve(embedding_server, lifespan="off"), upstream__api_key="operator").embed("Hi", CALLER)
@@ -57,7 +57,7 @@ async def test_the_operators_key_takes_the_place_of_the_callers(
 
 
 @pytest.mark.parametrize("key", [None, "own"])
-async def test_another_server_never_sees_a_header_of_the_caller(
+async def test_a_separate_embedding_server_receives_no_headers_of_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, key: str | None
 ) -> None:
     embeddings = client(
@@ -80,7 +80,7 @@ async def test_another_server_never_sees_a_header_of_the_caller(
      b'{"data": [{"embedding": [1e999, 0]}]}', b'{"data": [{"embedding": [null, 1]}]}',
      b'{"data": [{"embedding": [[1], [2]]}]}', b'{"data": {"embedding": 1}}'],
 )  # fmt: skip
-async def test_an_answer_that_is_no_vector_is_no_embedding(
+async def test_an_answer_without_a_valid_vector_raises_no_embedding(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, answer: bytes
 ) -> None:
     embedding_server.answer = answer
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_no_vector_is_no_embedding(
         await client(transport, serve(embedding_server, lifespan="off")).embed("Hi")
 
 
-async def test_an_answer_without_end_is_no_embedding(
+async def test_an_oversized_answer_raises_no_embedding(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
@@ -96,7 +96,7 @@ async def test_an_answer_without_end_is_no_embedding(
         await client(transport, serve(embedding_server, lifespan="off"), cache__timeout=20).embed("Hi")
 
 
-async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
+async def test_a_compressed_answer_raises_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
     async def compressed(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-encoding", b"gzip")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -106,7 +106,7 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
         await client(transport, serve(compressed, lifespan="off"), cache__timeout=20).embed("Hi")
 
 
-async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
+async def test_an_error_status_an_unreachable_server_and_a_timeout_raise_no_embedding(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.status = 503
@@ -126,7 +126,7 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
     assert time.monotonic() - begun < 5
 
 
-def test_spaces_differ_by_server_model_and_namespace() -> None:
+def test_vector_spaces_differ_by_server_model_and_namespace() -> None:
     transport = httpx.AsyncHTTPTransport()
     given: list[dict[str, Any]] = [
         {}, {"cache__embedding_model": "other"}, {"cache__namespace": "b"},
@@ -136,6 +136,6 @@ def test_spaces_differ_by_server_model_and_namespace() -> None:
     assert len(spaces) == 4
 
 
-def test_a_stored_vector_is_the_same_but_for_rounding() -> None:
+def test_encoding_a_vector_preserves_it_except_for_rounding() -> None:
     vector = unit_vector([0.1, -0.7, 0.3])
     assert decode_vectors([encode_vector(vector)], 3)[0] == pytest.approx(vector, abs=1e-3)

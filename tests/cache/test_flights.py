@@ -1,4 +1,4 @@
-"""Single flight: of those who ask the same at the same time, one makes the answer, on any replica; nobody waits too long."""
+"""Single flight: one of many concurrent equal requests computes the answer, on any replica, and waiting has a timeout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def begun(cache: Cache) -> Miss:
 
 @pytest.fixture
 def long_flights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits gives up later than the test does."""
+    """Let waiting requests give up later than the test."""
     monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 600)
 
 
@@ -48,7 +48,7 @@ async def waiting(cache: Cache, *, streamed: bool = False) -> asyncio.Task[Hit |
     return task
 
 
-async def test_one_of_many_concurrent_requests_computes_the_answer(replicas: tuple[Cache, Cache]) -> None:
+async def test_only_one_of_many_concurrent_requests_computes_the_answer(replicas: tuple[Cache, Cache]) -> None:
     made = 0
 
     async def one(cache: Cache) -> str:
@@ -67,9 +67,7 @@ async def test_one_of_many_concurrent_requests_computes_the_answer(replicas: tup
 
 
 @pytest.mark.usefixtures("long_flights")
-async def test_waiting_requests_continue_when_the_first_fails_or_is_cancelled(
-    replicas: tuple[Cache, Cache], server: Plain
-) -> None:
+async def test_a_waiting_request_takes_over_if_the_leader_is_cancelled(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     under_way = asyncio.Event()
 
@@ -81,7 +79,7 @@ async def test_waiting_requests_continue_when_the_first_fails_or_is_cancelled(
     flying = asyncio.create_task(fly())
     await under_way.wait()
     waits = await waiting(other)
-    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
+    server.persist(server.keys("*:f:*")[0])  # otherwise, it would expire
     flying.cancel()
     await asyncio.gather(flying, return_exceptions=True)
     async with asyncio.timeout(60):
@@ -96,7 +94,7 @@ async def test_requests_waiting_for_an_uncacheable_answer_continue_at_once(
 ) -> None:
     one, other = replicas
     miss = await begun(one)
-    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
+    server.persist(server.keys("*:f:*")[0])  # otherwise, it would expire
     waits = [await waiting(other), await waiting(other)]
     await one.keep(miss, answered(finish="length"))
     async with asyncio.timeout(60):
@@ -105,7 +103,7 @@ async def test_requests_waiting_for_an_uncacheable_answer_continue_at_once(
             assert found.token is None, "nobody waits for it again"
 
 
-async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
+async def test_waiting_has_a_timeout_and_a_shorter_one_for_streams(
     open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 0.2)
@@ -119,7 +117,7 @@ async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
     assert time.monotonic() - since < 10
 
 
-async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server: Plain) -> None:
+async def test_the_lease_of_a_flight_is_renewed_while_the_answer_is_computed(cache: Cache, server: Plain) -> None:
     async with cache.flight(await begun(cache)):
         (flight,) = server.keys("*:f:*")
         server.pexpire(flight, 2000)
@@ -131,7 +129,7 @@ async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server
 
 
 @pytest.mark.usefixtures("long_flights")
-async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[Cache, Cache], server: Plain) -> None:
+async def test_the_lease_of_a_flight_expires_if_its_holder_is_lost(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     await begun(one)
     (flight,) = server.keys("*:f:*")
@@ -142,7 +140,7 @@ async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[
         assert isinstance(await waits, Miss)
 
 
-async def test_only_its_holder_ends_a_flight(replicas: tuple[Cache, Cache], server: Plain) -> None:
+async def test_only_the_holder_of_a_flight_ends_it(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     late = await begun(one)
     server.delete(*server.keys("*:f:*"))
@@ -152,7 +150,7 @@ async def test_only_its_holder_ends_a_flight(replicas: tuple[Cache, Cache], serv
     assert len(server.keys("*:f:*")) == 1
 
 
-async def test_a_semantic_hit_releases_requests_waiting_for_the_same_text(
+async def test_a_semantic_hit_ends_the_flight_of_its_text(
     replicas: tuple[Cache, Cache], server: Plain, embedding_server: EmbeddingServer
 ) -> None:
     cache, _ = replicas
@@ -166,14 +164,14 @@ async def test_a_semantic_hit_releases_requests_waiting_for_the_same_text(
 @pytest.mark.usefixtures("long_flights")
 async def test_a_refreshing_request_does_not_wait(cache: Cache, server: Plain) -> None:
     await begun(cache)
-    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
+    server.persist(server.keys("*:f:*")[0])  # otherwise, it would expire
     async with asyncio.timeout(60):
         refreshing = replace(EXACT, read=False)
         assert await ask(cache, key(cache), refreshing, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
-async def test_a_look_up_that_is_cancelled_leaves_no_flight(open_cache: OpenCache, serve: Serve, server: Plain) -> None:
+async def test_a_cancelled_lookup_ends_its_flight(open_cache: OpenCache, serve: Serve, server: Plain) -> None:
     asked = Signal()
 
     async def silent(scope: Scope, receive: Receive, send: Send) -> None:

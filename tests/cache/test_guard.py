@@ -1,4 +1,4 @@
-"""The guard: which texts may share an answer, however near they are."""
+"""The guard: which similar texts may share an answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reason(one: str, other: str, *, strict: bool = True) -> str | None:
         ("Как приготовить борщ?", "как приготовить борщ"),
     ],
 )
-def test_the_same_in_other_words_goes_together(one: str, other: str) -> None:
+def test_paraphrases_are_accepted(one: str, other: str) -> None:
     assert reason(one, other) is None
     assert reason(other, one) is None
 
@@ -161,7 +161,7 @@ def test_the_same_in_other_words_goes_together(one: str, other: str) -> None:
     ],
 )
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
-def test_different_questions_are_distinguished(one: str, other: str, why: str, strict: bool) -> None:
+def test_different_questions_are_refused_by_the_expected_rule(one: str, other: str, why: str, strict: bool) -> None:
     assert reason(one, other, strict=strict) == reason(other, one, strict=strict) == why
 
 
@@ -186,7 +186,7 @@ def test_different_questions_are_distinguished(one: str, other: str, why: str, s
         ("How do you spell e-mail?", "How do you spell email?"),
     ],
 )
-def test_a_synonym_a_plural_or_a_small_word_may_be_another_word(one: str, other: str) -> None:
+def test_synonyms_plurals_and_function_words_are_refused_if_they_may_change_the_meaning(one: str, other: str) -> None:
     assert reason(one, other) == reason(other, one)
     assert reason(one, other) is not None
 
@@ -194,13 +194,13 @@ def test_a_synonym_a_plural_or_a_small_word_may_be_another_word(one: str, other:
 PAIRS = [orjson.loads(line) for line in (DATA / "cache_pairs.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_no_trap_of_the_labelled_pairs_passes_and_most_that_are_the_same_do() -> None:
+def test_labelled_pairs_have_no_false_accept_and_at_least_125_true_accepts() -> None:
     passing = [pair for pair in PAIRS if reason(pair["one"], pair["other"]) is None]
     assert [pair for pair in passing if not pair["same"]] == []
     assert len(passing) >= 125, "of 207"
 
 
-def test_only_a_strict_guard_distinguishes_other_words() -> None:
+def test_only_the_strict_guard_refuses_different_words() -> None:
     one, other = "How do I reset my password?", "How do I change my password?"
     assert (reason(one, other), reason(one, other, strict=False)) == ("words", None)
 
@@ -214,19 +214,19 @@ pieces = st.one_of(
 
 
 @given(st.one_of(st.text(st.characters(), max_size=80), st.lists(pieces | st.text(max_size=3), max_size=9).map(" ".join)))
-def test_any_text_has_a_signature_and_goes_with_itself(text: str) -> None:
+def test_any_text_has_a_signature_and_matches_itself(text: str) -> None:
     assert reason(text, text) is None
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_it_is_symmetric_and_lets_a_text_pass_for_itself(one: str, other: str) -> None:
+def test_the_guard_is_reflexive_and_symmetric(one: str, other: str) -> None:
     assert reason(one, one) is None
     assert (reason(one, other) is None) == (reason(other, one) is None)
 
 
 @example("", "N'T")
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_the_loose_guard_accepts_all_that_the_strict_one_accepts(one: str, other: str) -> None:
+def test_the_loose_guard_accepts_everything_that_the_strict_guard_accepts(one: str, other: str) -> None:
     if reason(one, other) is None:
         assert reason(one, other, strict=False) is None
 
@@ -235,24 +235,24 @@ words = st.sampled_from(["the", "cat", "sees", "two", "red", "dogs", "not", "bef
 
 
 @given(st.lists(words, min_size=1, max_size=8), st.integers(0, 7), st.sampled_from(["not", "8", "before", "Zoe"]))
-def test_a_word_that_counts_added_anywhere_is_always_noticed(text: list[str], place: int, added: str) -> None:
+def test_an_added_significant_word_is_refused_at_every_position(text: list[str], place: int, added: str) -> None:
     longer = [*text[:place], added, *text[place:]]
     assert added in text or reason(" ".join(text), " ".join(longer)) is not None
 
 
 @given(st.permutations(["Anna", "Berta", "sees", "dogs"]), st.permutations(["Anna", "Berta", "sees", "dogs"]))
-def test_the_same_words_in_another_order_are_always_noticed(one: list[str], other: list[str]) -> None:
+def test_the_same_words_in_another_order_are_refused(one: list[str], other: list[str]) -> None:
     assert (reason(" ".join(one), " ".join(other)) is None) == (one == other)
 
 
 @given(st.text(max_size=80))
-def test_a_signature_survives_json_and_holds_no_word_of_the_text(text: str) -> None:
+def test_a_signature_round_trips_through_json_and_contains_no_word_of_the_text(text: str) -> None:
     made = signature("confidential " + text, salt="partition")
     written = orjson.dumps(made)
     assert b"confidential" not in written
     assert TypeAdapter(Signature).validate_json(written) == made
 
 
-def test_signatures_of_two_partitions_have_nothing_in_common() -> None:
+def test_signatures_of_different_partitions_share_no_hashes() -> None:
     one, other = signature("the same text", salt="one"), signature("the same text", salt="other")
     assert not set(one.words) & set(other.words)

@@ -1,4 +1,4 @@
-"""The partition: everything that shapes an answer, but for the last user text."""
+"""The partition: everything that shapes an answer, except the last user text."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def partition(request: CreateResponse, items: list[dict[str, Any]] | None = None
     return key.partition
 
 
-def test_of_every_member_of_a_request_it_is_decided_whether_it_shapes_the_answer() -> None:
+def test_every_request_parameter_is_classified_as_shaping_or_neutral() -> None:
     members = {field.name for field in fields(CreateResponse)}
     assert SHAPING.keys() == members - NEUTRAL
     assert OTHERS.keys() | {"items", "background", "background_options", "cache", "enable_response_messages", "size"} == NEUTRAL
 
 
-def test_the_size_of_a_request_does_not_shape_the_answer() -> None:
+def test_the_size_of_a_request_does_not_change_the_partition() -> None:
     body = {"model": "m", "input": "Hi"}
     assert partition(parse(body, size=30)) == partition(parse(body, size=40))
 
 
 @pytest.mark.parametrize("name", SHAPING)
-def test_each_member_that_shapes_the_answer_makes_another_partition_by_itself(name: str) -> None:
+def test_each_shaping_parameter_changes_the_partition(name: str) -> None:
     request = asked()
-    if name == "tools":  # which are offered to nobody, or the request would not be cacheable
+    if name == "tools":  # a request that offers tools is not cacheable
         request = replace(request, tool_choice="none")
     changed = replace(request, **{name: SHAPING[name]})
     assert changed != request
@@ -88,7 +88,7 @@ def test_each_member_that_shapes_the_answer_makes_another_partition_by_itself(na
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_no_other_member_does(name: str) -> None:
+def test_neutral_parameters_do_not_change_the_partition(name: str) -> None:
     changed = replace(asked(), **{name: OTHERS[name]})
     assert changed != asked()
     assert partition(changed) == partition(asked())
@@ -103,7 +103,7 @@ def test_owner_model_deployment_and_forwarded_headers_change_the_partition(told:
     assert partition(asked(), **told) != partition(asked())
 
 
-def test_headers_of_tracing_and_the_credential_shape_nothing() -> None:
+def test_tracing_headers_and_credentials_do_not_change_the_partition() -> None:
     assert partition(asked(), headers={"traceparent": "00-1", "authorization": "Bearer x"}) == partition(asked())
 
 
@@ -125,21 +125,21 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("changed", HISTORIES)
-def test_the_whole_history_is_part_of_it(changed: str) -> None:
+def test_a_changed_history_changes_the_partition(changed: str) -> None:
     assert partition(asked(), HISTORIES[changed]) != partition(asked(), HISTORY)
 
 
-def test_ids_of_items_are_no_part_of_it() -> None:
+def test_item_ids_and_statuses_do_not_change_the_partition() -> None:
     again = [{**item, "id": f"msg_{n}", "status": "completed"} for n, item in enumerate(HISTORY)]
     assert partition(asked(), again) == partition(asked(), HISTORY)
 
 
-def test_a_chain_and_the_same_items_given_at_once_are_the_same_question() -> None:
+def test_a_stored_history_and_the_same_items_as_input_have_the_same_key() -> None:
     chained = replace(asked(), previous_response_id="resp_1")
     assert made(chained, HISTORY) == made(asked(), HISTORY)
 
 
-def test_the_last_text_makes_another_entry_of_the_same_partition() -> None:
+def test_the_last_user_text_changes_the_entry_but_not_the_partition() -> None:
     one, other = made(asked("One?")), made(asked("Other?"))
     assert one is not None
     assert other is not None
@@ -170,7 +170,7 @@ TWO_PARTS = {"type": "message", "role": "user", "content": [{"type": "input_text
         [text("Hi"), {"type": "function_call_output", "call_id": "c", "output": IMAGE["content"]}, text("And you?")],
     ],
 )
-def test_input_other_than_texts_ending_with_a_users_is_not_cacheable(
+def test_input_that_is_not_text_ending_with_a_user_message_is_not_cacheable(
     items: list[dict[str, Any]],
 ) -> None:
     assert made(asked(), items) is None
@@ -189,7 +189,7 @@ def test_requests_with_tools_or_log_probabilities_are_not_cacheable(members: dic
     assert made(replace(asked(), **members)) is None
 
 
-def test_tools_that_the_history_brings_do_not_matter_where_none_may_be_called() -> None:
+def test_tools_in_the_history_are_cacheable_if_tool_choice_is_none() -> None:
     items = [BRINGING, text("And you?")]
     assert made(replace(asked(), tool_choice="none"), items) is not None
 
@@ -206,15 +206,15 @@ SCHEMAS = [{"type": "object", "properties": {name: {"type": "string"} for name i
     ],
     ids=["text", "extra", "tools"],
 )
-def test_the_order_of_a_schema_is_part_of_it(members: Callable[[Any], dict[str, Any]]) -> None:
+def test_the_order_of_members_of_a_schema_changes_the_partition(members: Callable[[Any], dict[str, Any]]) -> None:
     one, other = (replace(asked(), **members(schema)) for schema in SCHEMAS)
     assert partition(one) != partition(other)
 
 
-def test_the_order_of_the_members_of_a_request_is_not() -> None:
+def test_the_order_of_extra_parameters_does_not_change_the_partition() -> None:
     one, other = replace(asked(), extra={"seed": 1, "top_k": 2}), replace(asked(), extra={"top_k": 2, "seed": 1})
     assert partition(one) == partition(other)
 
 
-def test_the_field_of_the_cache_itself_shapes_nothing() -> None:
+def test_the_cache_parameter_does_not_change_the_partition() -> None:
     assert partition(asked(cache="exact")) == partition(asked(cache={"mode": "semantic"})) == partition(asked())

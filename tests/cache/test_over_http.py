@@ -1,4 +1,4 @@
-"""The cache over HTTP: hits as JSON and as streams, stored and chainable like any other response, and never without a credential."""
+"""The cache over HTTP: hits as JSON and as streams, which are stored and can be continued like any other response."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(response: httpx.Response) -> str:
     return str(response.headers.get("x-responses-cache"))
 
 
-async def test_reasoning_is_encrypted_anew_in_a_hit(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_hit_encrypts_reasoning_again(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact", auth__secret_keys=["s" * 40])
     upstream.whole(completion({"reasoning_content": "Easy.", "content": "Paris."}))
     asked = {**QUESTION, "include": ["reasoning.encrypted_content"]}
@@ -79,7 +79,9 @@ async def test_a_hit_is_a_whole_stream_stored_and_chainable(start: Start, upstre
     assert chained.output_text == "About two million."
 
 
-async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_header_and_body_turn_the_cache_on_and_off_and_invalid_values_are_a_400(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     ours = start()
     for n in range(3):
         upstream.whole(completion({"content": str(n)}))
@@ -93,7 +95,7 @@ async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(sta
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache.ttl")
 
 
-async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_callers_with_different_credentials_do_not_share_answers(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     for name in ("alice", "bob"):
         upstream.whole(completion({"content": f"{name}'s"}))
@@ -118,7 +120,7 @@ async def test_a_question_with_the_same_meaning_is_a_hit(
     assert again.json()["usage"]["cache"] == "semantic"
 
 
-async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_concurrent_equal_requests_make_one_upstream_request(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     go = Signal()
     answer = upstream.whole(completion({"content": "Paris."}), before=go)
@@ -158,7 +160,7 @@ async def test_a_response_is_not_deleted_if_its_cache_entry_cannot_be(
     assert (await post(ours, QUESTION)).json()["output_text"] == "Lyon."
 
 
-async def test_requests_with_tools_and_cut_answers_are_not_cached(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_requests_with_tools_and_truncated_answers_are_not_cached(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
     for n in range(2):

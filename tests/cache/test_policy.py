@@ -1,4 +1,4 @@
-"""What a request may ask of the cache, and what it gets."""
+"""The cache policy of a request: its parameter, its header and the limits of the settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def policy(body: Any = None, header: str | None = None, *, stored: bool = True, 
     return policy_of(body, header, settings(**given).cache, stored=stored)
 
 
-def test_it_is_off_unless_somebody_asks() -> None:
+def test_the_cache_is_off_by_default() -> None:
     assert policy().is_off
     assert policy(cache__mode="exact").mode == "exact"
     assert policy("exact").mode == "exact"
     assert policy(header="semantic").mode == "semantic"
 
 
-def test_body_and_header_can_say_the_same() -> None:
+def test_body_and_header_accept_the_same_directives() -> None:
     body = {"mode": "semantic", "ttl": 60, "threshold": 0.99, "no_store": True, "refresh": True}
     header = "Semantic; TTL=60; threshold=0.99; no-store; refresh"
     expected = Policy("semantic", 60, 0.99, read=False, write=False)
@@ -32,11 +32,11 @@ def test_body_and_header_can_say_the_same() -> None:
     assert expected.is_off
 
 
-def test_where_both_speak_the_body_counts() -> None:
+def test_the_body_takes_precedence_over_the_header() -> None:
     assert policy({"mode": "exact"}, "semantic; ttl=5") == policy({"mode": "exact", "ttl": 5})
 
 
-def test_a_request_gets_no_more_than_the_operator_allows() -> None:
+def test_the_settings_limit_the_mode_ttl_and_threshold_of_a_request() -> None:
     assert policy("semantic", cache__max_mode="exact").mode == "exact"
     assert policy("semantic", cache__max_mode="off").is_off
     assert policy("semantic", cache__embedding_model=None).mode == "exact"
@@ -45,7 +45,7 @@ def test_a_request_gets_no_more_than_the_operator_allows() -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "exact"])
-def test_below_the_mode_of_the_operator_a_request_can_only_ask_for_less(mode: str) -> None:
+def test_a_maximum_mode_not_above_the_default_lets_a_request_only_lower_the_mode(mode: str) -> None:
     for asked in (
         policy({"mode": "semantic", "ttl": 7}, cache__max_mode=mode, cache__mode="exact"),
         policy(None, "semantic; ttl=7", cache__max_mode=mode, cache__mode="exact"),
@@ -54,7 +54,7 @@ def test_below_the_mode_of_the_operator_a_request_can_only_ask_for_less(mode: st
     assert policy("off", cache__max_mode=mode, cache__mode="exact").is_off
 
 
-def test_an_unstored_response_is_cached_only_if_the_request_asks() -> None:
+def test_an_unstored_response_is_cached_only_if_the_request_sets_a_mode() -> None:
     assert not policy(stored=False, cache__mode="exact").write
     assert policy(stored=False, cache__mode="exact").read
     assert policy("exact", stored=False).write
@@ -86,7 +86,7 @@ def test_refresh_does_not_read_and_no_store_does_not_write() -> None:
         ({"no-store": True}, "cache.no-store"),
     ],
 )
-def test_a_body_that_means_nothing_is_an_error_that_names_it(body: Any, param: str) -> None:
+def test_an_invalid_cache_parameter_is_an_error_naming_it(body: Any, param: str) -> None:
     with pytest.raises(BadRequest) as raised:
         policy(body)
     assert raised.value.param == param
@@ -111,19 +111,19 @@ def test_a_body_that_means_nothing_is_an_error_that_names_it(body: Any, param: s
         "ttl=[1]",
     ],
 )
-def test_a_header_that_means_nothing_is_an_error_that_names_it(header: str) -> None:
+def test_an_invalid_cache_header_is_an_error_naming_the_directive(header: str) -> None:
     with pytest.raises(BadRequest) as raised:
         policy(header=header)
     assert raised.value.param == f"X-Responses-Cache.{header.partition('=')[0]}"
 
 
 @pytest.mark.parametrize("header", ["semantic; ttl=007; threshold=.96", "semantic; ttl=07; threshold=00.960"])
-def test_a_number_in_a_header_needs_not_be_written_as_in_json(header: str) -> None:
+def test_numbers_in_the_header_may_have_leading_zeros_or_no_integer_part(header: str) -> None:
     assert policy(header=header) == policy({"mode": "semantic", "ttl": 7, "threshold": 0.96})
 
 
 @given(st.text(max_size=40))
-def test_no_header_is_worse_than_a_bad_request(header: str) -> None:
+def test_any_header_is_either_parsed_or_a_400(header: str) -> None:
     try:
         got = policy(header=header)
     except BadRequest as error:

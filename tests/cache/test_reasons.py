@@ -1,4 +1,4 @@
-"""A miss says why: in the header, in a metric, and for two texts on the command line."""
+"""The reason of a miss: in the header, in a metric, and for two texts on the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def embeddings(error: str) -> float:
 
 
 async def missed(cache: Cache, question: str, policy: Policy = SEMANTIC) -> Miss:
-    """Return a miss, which is counted once under its reason."""
+    """Look up a question, and assert that it is a miss counted once under its reason."""
     [family] = [one for one in REGISTRY.collect() if one.name == "responses_mw_cache_misses"]
     before = {one.labels["reason"]: one.value for one in family.samples if one.name.endswith("_total")}
     found = await cache.lookup(key(cache, question), replace(policy, write=False), granted)
@@ -42,9 +42,7 @@ async def missed(cache: Cache, question: str, policy: Policy = SEMANTIC) -> Miss
     return found
 
 
-async def test_a_text_that_is_not_near_enough_is_reported_with_its_similarity(
-    cache: Cache, embedding_server: EmbeddingServer
-) -> None:
+async def test_a_miss_below_the_threshold_reports_the_similarity(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 0.93)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     miss = await missed(cache, SAME)
@@ -54,13 +52,13 @@ async def test_a_text_that_is_not_near_enough_is_reported_with_its_similarity(
     assert (await missed(cache, "Who wrote Hamlet?")).header == "miss; reason=not_found"
 
 
-async def test_the_rule_of_the_guard_is_named(cache: Cache, embedding_server: EmbeddingServer) -> None:
+async def test_a_miss_by_the_guard_names_the_rule(cache: Cache, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, FINLAND, 0.999)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert (await missed(cache, FINLAND)).header.startswith("miss; reason=guard:names; similarity=0.99")
 
 
-async def test_embeddings_that_fail_and_texts_that_are_too_long_are_reasons(
+async def test_failed_embeddings_long_texts_and_refresh_are_reasons_of_a_miss(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
     before = embeddings("NoEmbedding"), embeddings("")
@@ -72,7 +70,7 @@ async def test_embeddings_that_fail_and_texts_that_are_too_long_are_reasons(
     assert (await missed(cache, Q, replace(EXACT, read=False, write=True))).header == "miss; reason=refresh"
 
 
-async def test_a_redis_that_fails_is_a_reason(open_cache: OpenCache) -> None:
+async def test_an_unreachable_redis_is_a_reason_of_a_miss(open_cache: OpenCache) -> None:
     cache = open_cache()
     assert (await missed(cache, Q, EXACT)).reason == "not_found"
     away = open_cache("redis://127.0.0.1:1")
@@ -88,7 +86,7 @@ async def test_a_redis_that_fails_is_a_reason(open_cache: OpenCache) -> None:
         ({"top_logprobs": 1, "include": ["message.output_text.logprobs"]}, "logprobs"),
     ],
 )
-async def test_a_request_that_is_never_cached_says_why(
+async def test_an_uncacheable_request_names_the_cause_in_the_header_and_a_metric(
     start: Start, upstream: ScriptedUpstream, members: dict[str, Any], cause: str
 ) -> None:
     before = counted(f"uncacheable:{cause}")
@@ -99,7 +97,7 @@ async def test_a_request_that_is_never_cached_says_why(
     assert counted(f"uncacheable:{cause}") == before + 1
 
 
-async def test_the_command_explains_two_texts(run: RunCommand, serve: Serve, embedding_server: EmbeddingServer) -> None:
+async def test_the_explain_command_compares_two_texts(run: RunCommand, serve: Serve, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 0.97)
     embedding_server.vectors[FINLAND] = embedding_server.vectors[Q]
     flags = [

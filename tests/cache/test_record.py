@@ -1,4 +1,4 @@
-"""What is kept of an answer is told again as it was: the same items, texts and usage, in a whole stream of its own."""
+"""Records of the cache: what is stored of an answer, how it is replayed, and which records are rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ answers = st.lists(texts, min_size=1, max_size=4).map(
 
 @given(answers, st.sampled_from([{}, {"reasoning": {"summary": "auto"}}]))
 def test_a_replayed_answer_differs_only_in_its_ids(texts: list[tuple[str, str]], fields: dict[str, Any]) -> None:
-    """The events are those of an upstream that sends each text as one chunk."""
+    """The events equal those of an upstream that sends each text as one chunk."""
     ids = RunIds().response
     events, first = run(asked(**fields), _chunks(texts), RunIds(response=ids))
     kept = items_of(first)
@@ -67,11 +67,11 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
         {**answered(), "output": []},
     ],
 )  # fmt: skip
-def test_failed_cut_and_refused_answers_and_tool_calls_are_not_kept(document: dict[str, Any]) -> None:
+def test_failed_truncated_and_refused_answers_and_tool_calls_are_not_stored(document: dict[str, Any]) -> None:
     assert items_of(document) is None
 
 
-def test_reasoning_is_kept_in_the_form_in_which_it_came_unless_it_is_encrypted() -> None:
+def test_reasoning_is_stored_unless_only_the_upstream_can_decrypt_it() -> None:
     def kept(**item: Any) -> bool:
         document = answered(("reasoning", "Hm"), ("content", "Hi"))
         document["output"][0] = {"type": "reasoning", "id": "rs_1", "summary": [], **item}
@@ -96,7 +96,7 @@ def test_reasoning_is_kept_in_the_form_in_which_it_came_unless_it_is_encrypted()
         {"content": [{"type": "output_text", "text": "Hi", "of_theirs": 1}]},
     ],
 )
-def test_an_answer_with_more_in_it_than_texts_is_not_kept(more: dict[str, Any]) -> None:
+def test_answers_with_more_than_plain_text_are_not_stored(more: dict[str, Any]) -> None:
     document = answered()
     document["output"][0].update(more)
     assert items_of(document) is None
@@ -116,25 +116,25 @@ def unreadable(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bool:
     return False
 
 
-@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
-def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
+@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "encrypted"])
+def test_unpacking_a_record_restores_the_entry(sealer: Sealer) -> None:
     assert unpack(pack(entry(), sealer), ALICE, KEY.exact, sealer) == entry()
 
 
-def test_nothing_of_a_sealed_record_can_be_read() -> None:
+def test_an_encrypted_record_is_unreadable_without_its_key() -> None:
     packed = pack(entry(), SEALING)
     assert b"confidential" not in packed
     assert unreadable(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
 
 
-@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
-def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
+@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "encrypted"])
+def test_a_record_is_bound_to_its_owner_and_its_key(sealer: Sealer) -> None:
     packed = pack(entry(), sealer)
     assert unreadable(packed, ALICE, "f" * 40, sealer)
     assert unreadable(packed, BOB, KEY.exact, sealer)
 
 
-def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
+def test_unencrypted_records_are_rejected_if_secret_keys_are_configured() -> None:
     assert unreadable(pack(entry(), PLAIN), ALICE, KEY.exact, SEALING)
 
 
@@ -143,7 +143,7 @@ def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
     | st.binary(max_size=60).map(lambda junk: b"C" + junk)
     | st.binary(max_size=60).map(lambda junk: b"S" + junk)
 )
-def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
+def test_junk_is_rejected_without_another_error(junk: bytes) -> None:
     for sealer in (PLAIN, SEALING):
         assert unreadable(junk, ALICE, KEY.exact, sealer)
 
@@ -174,35 +174,35 @@ DEEP = orjson.loads('{"a":' * 300 + "1" + "}" * 300)
         {"more": DEEP},
     ],
 )
-def test_a_record_with_another_item_than_those_that_are_kept_is_not_read(members: dict[str, Any]) -> None:
+def test_a_record_with_an_unexpected_item_is_rejected(members: dict[str, Any]) -> None:
     assert unpack(pack(entry(items=[MESSAGE]), PLAIN), ALICE, KEY.exact, PLAIN).items == [MESSAGE]
     changed = record(items=[{**MESSAGE, **members}])
     assert unreadable(changed, ALICE, KEY.exact, PLAIN)
 
 
 @pytest.mark.parametrize("items", [[], [5], None, [{"type": "reasoning", "summary": [], "content": 5}, MESSAGE]])
-def test_a_record_without_an_answer_is_not_read(items: Any) -> None:
+def test_a_record_without_an_answer_is_rejected(items: Any) -> None:
     assert unreadable(record(items=items), ALICE, KEY.exact, PLAIN)
 
 
 @pytest.mark.parametrize("members", [{"input_tokens": "1"}, {"input_tokens": 2**60}, {"input_tokens": None}, {"more": DEEP}])
-def test_a_record_with_a_malformed_usage_is_not_read(members: dict[str, Any]) -> None:
+def test_a_record_with_malformed_usage_is_rejected(members: dict[str, Any]) -> None:
     assert unreadable(record(usage={**answered()["usage"], **members}), ALICE, KEY.exact, PLAIN)
     assert unreadable(record(usage=[members]), ALICE, KEY.exact, PLAIN)
 
 
 @pytest.mark.parametrize("number", [2**70, float("inf"), float("nan")])
-def test_a_number_in_a_record_is_one_that_can_be_encoded(number: float) -> None:
+def test_numbers_in_an_accepted_record_can_be_encoded_as_json(number: float) -> None:
     changed = record(usage={**answered()["usage"], "more": number})
     if not unreadable(changed, ALICE, KEY.exact, PLAIN):
         assert orjson.loads(orjson.dumps(unpack(changed, ALICE, KEY.exact, PLAIN).usage))["more"] == number
 
 
 def record(**members: Any) -> bytes:
-    """An entry that another program has changed."""
+    """Return a packed entry with changed members."""
     return b"C" + json.dumps({**orjson.loads(pack(entry(), PLAIN)[1:]), **members}).encode()
 
 
-def test_a_record_of_another_version_is_not_read() -> None:
+def test_a_record_of_another_version_is_rejected() -> None:
     packed = pack(entry(), PLAIN).replace(b'"v":%d' % VERSION, b'"v":0')
     assert unreadable(packed, ALICE, KEY.exact, PLAIN)

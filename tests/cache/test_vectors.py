@@ -1,4 +1,4 @@
-"""The search finds what a comparison with every vector finds, and follows what is stored, deleted and purged."""
+"""The search finds the same entries as brute force, and sees what is stored, deleted and purged."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any
 @given(
     st.lists(vectors, min_size=1, max_size=12), st.lists(vectors, max_size=3), vectors, st.floats(-0.9, 0.99), st.integers(1, 4)
 )
-async def test_the_search_finds_what_a_full_comparison_finds(
+async def test_the_search_finds_the_same_entries_as_brute_force(
     client: Client, kept: list[Vector], later: list[Vector], asked: Vector, threshold: float, count: int
 ) -> None:
     store, search = opened(client)
     here = partition()
     elsewhere = partition()
     by_name: dict[str, Vector] = {}
-    for batch in (kept, later):  # the scan reads on where it stopped
+    for batch in (kept, later):  # the scan continues where it stopped
         for vector in batch:
             name = f"e{len(by_name)}"
             await add(store, search, key_in(here, name), vector)
@@ -102,7 +102,7 @@ async def test_an_entry_is_found_under_its_last_vector(client: Client) -> None:
     assert await search.nearest(key_in(here, ""), unit_vector([1, 0, 0, 0, 0, 0]), 0.9) == []
 
 
-async def test_a_unit_vector_another_size_is_another_space(client: Client) -> None:
+async def test_vectors_of_different_dimensions_are_separate_spaces(client: Client) -> None:
     store, search = opened(client)
     here = partition()
     await add(store, search, key_in(here, "six"), unit_vector([1, 0, 0, 0, 0, 0]))
@@ -131,7 +131,7 @@ async def test_a_vector_in_another_owners_keys_is_never_found(client: Client) ->
     assert await search.nearest(key_in(here, ""), vector, 0.5) == []
 
 
-# -- what the scan holds ---------------------------------------------------------------------------------------------------
+# -- memory of the scan ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_scan_reads_only_new_entries(url: str, server: Plain) -> None:
@@ -155,7 +155,7 @@ steps = st.tuples(st.sampled_from(["keep", "page", "search", "purge"]), st.integ
 
 @trying(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(steps, max_size=12))
-async def test_pages_that_come_late_or_again_take_nothing_away(url: str, steps: list[tuple[str, int]]) -> None:
+async def test_late_and_repeated_pages_remove_no_entries(url: str, steps: list[tuple[str, int]]) -> None:
     client = connect(url)
     store, search = opened(client)
     here, vector = key_in(partition(), ""), unit_vector([1, 0, 0, 0, 0, 0])
@@ -186,7 +186,7 @@ async def generation(store: Entries, key: Key) -> str:
     return (await store.lookup(key, None, 0)).generation
 
 
-async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_rest(url: str) -> None:
+async def test_a_lookup_returns_the_first_page_of_a_partition_and_the_search_reads_the_rest(url: str) -> None:
     client = connect(url)
     store, search = opened(client)
     here, vector = key_in(partition(), ""), unit_vector([1, 0, 0, 0, 0, 0])
@@ -199,7 +199,7 @@ async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_re
     await client.aclose()
 
 
-async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
+async def test_a_scan_evicts_partitions_over_its_memory_limit(url: str) -> None:
     client = connect(url)
     store, search = opened(client, limits__memory_bytes=1)
     vector = unit_vector([1, 0, 0, 0, 0, 0])
@@ -210,7 +210,7 @@ async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
     await client.aclose()
 
 
-async def test_partitions_without_vectors_do_not_pile_up(client: Client) -> None:
+async def test_partitions_without_vectors_do_not_accumulate_in_memory(client: Client) -> None:
     store, search = opened(client)
     vector = unit_vector([1, 0, 0, 0, 0, 0])
     for _ in range(3):
@@ -225,7 +225,7 @@ async def test_partitions_without_vectors_do_not_pile_up(client: Client) -> None
         assert len(search._partitions) == 1, "the one that was asked for last"
 
 
-async def test_a_request_is_sent_no_vectors_while_it_waits_for_another(client: Client) -> None:
+async def test_a_waiting_lookup_receives_no_vectors(client: Client) -> None:
     store, search = opened(client)
     here, known = key_in(partition(), "asked"), ("space6", 0)
     await add(store, search, key_in(here.partition, "e"), unit_vector([1, 0, 0, 0, 0, 0]))
@@ -236,7 +236,7 @@ async def test_a_request_is_sent_no_vectors_while_it_waits_for_another(client: C
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 0.999), st.integers(1, 5), st.floats(0, 3))
-def test_long_vectors_are_found_as_by_comparing_with_all(seed: int, threshold: float, count: int, spread: float) -> None:
+def test_the_search_of_long_vectors_matches_brute_force(seed: int, threshold: float, count: int, spread: float) -> None:
     random = np.random.default_rng(seed)
     centre = random.normal(size=500)
     vectors = [unit_vector(centre + spread * random.normal(size=500)) for _ in range(30)]
