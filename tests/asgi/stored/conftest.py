@@ -61,7 +61,7 @@ def on_b(b: Ours) -> openai.AsyncOpenAI:
 
 @pytest.fixture
 def start_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts a Valkey of the test's own, with options of valkey-server."""
+    """Start a Valkey for one test, with options of valkey-server."""
     servers: list[Server] = []
 
     def start(*options: str) -> Server:
@@ -82,7 +82,7 @@ def upstream_url(serve: Serve, upstream: Echo) -> str:
 
 @pytest.fixture
 def start_process(fork_server: ForkServer) -> Iterator[StartProcess]:
-    """Starts `responses-mw serve` as a process of its own, which may be killed."""
+    """Start `responses-mw serve` as a separate process, which the test may kill."""
     processes: list[Forked] = []
 
     def start(upstream_url: str, **settings: str) -> tuple[Ours, Forked]:

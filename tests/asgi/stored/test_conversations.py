@@ -1,4 +1,4 @@
-"""Conversations: made, read, changed and deleted on any replica, and what responses add to them."""
+"""Conversations: created, retrieved, updated and deleted on any replica, and extended by responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def respond_in(client: AsyncOpenAI, given: str, conversation_id: str) -> o
     return await client.responses.create(model="tiny", input=given, conversation=conversation_id)
 
 
-async def test_items_that_are_nested_too_deep_or_bring_too_many_tools_are_refused(a: Ours) -> None:
+async def test_items_nested_too_deep_or_with_too_many_tools_are_refused(a: Ours) -> None:
     deep: Any = "x"
     for _ in range(300):
         deep = [deep]
@@ -53,10 +53,12 @@ async def test_items_that_are_nested_too_deep_or_bring_too_many_tools_are_refuse
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
-# -- conversations themselves --------------------------------------------------------------------------------------------
+# -- conversations -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_is_kept_by_the_official_client_on_any_replica(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_the_official_client_creates_updates_and_deletes_a_conversation_on_any_replica(
+    on_a: AsyncOpenAI, on_b: AsyncOpenAI
+) -> None:
     made = await on_a.conversations.create(items=asked("Hello"), metadata={"topic": "demo"})
     assert made.id.startswith("conv_")
     assert (made.object, made.metadata) == ("conversation", {"topic": "demo"})
@@ -71,7 +73,7 @@ async def test_a_conversation_is_kept_by_the_official_client_on_any_replica(on_a
         await on_b.conversations.retrieve(made.id)
 
 
-async def test_a_deleted_conversation_leaves_no_key(on_a: AsyncOpenAI, on_b: AsyncOpenAI, keys: Plain) -> None:
+async def test_deleting_a_conversation_deletes_all_its_keys(on_a: AsyncOpenAI, on_b: AsyncOpenAI, keys: Plain) -> None:
     conversation = await on_a.conversations.create(items=asked("Hello"))
     assert everything(keys)
     await on_b.conversations.delete(conversation.id)
@@ -87,7 +89,7 @@ async def test_an_unknown_conversation_is_a_404_on_every_route(on_a: AsyncOpenAI
 
 
 @pytest.mark.parametrize("conversation_id", ["nonsense", "resp_1", "CONV_1"])
-async def test_a_malformed_conversation_id_is_a_400_that_names_the_prefix(on_a: AsyncOpenAI, conversation_id: str) -> None:
+async def test_a_malformed_conversation_id_is_a_400_naming_the_prefix(on_a: AsyncOpenAI, conversation_id: str) -> None:
     for operation in operations(on_a, conversation_id):
         with pytest.raises(openai.BadRequestError, match="conv_"):
             await operation
@@ -121,13 +123,13 @@ async def first_page(client: AsyncOpenAI, conversation_id: str) -> object:
         ({"topic": "demo"}, "topic"),
     ],
 )
-async def test_a_conversation_that_cannot_be_is_a_400(a: Ours, keys: Plain, body: dict[str, Any], param: str) -> None:
+async def test_an_invalid_conversation_is_a_400(a: Ours, keys: Plain, body: dict[str, Any], param: str) -> None:
     answer = await a.http.post("/v1/conversations", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert everything(keys) == {}
 
 
-async def test_metadata_is_replaced_by_null_but_not_by_nothing(a: Ours, on_a: AsyncOpenAI) -> None:
+async def test_null_clears_the_metadata_and_missing_or_invalid_metadata_is_a_400(a: Ours, on_a: AsyncOpenAI) -> None:
     made = await on_a.conversations.create(metadata={"k" * 64: "v" * 512})
     for body, param in (
         ({}, "metadata"),
@@ -159,7 +161,7 @@ async def test_items_are_added_read_and_deleted_by_the_official_client(on_a: Asy
         await on_a.conversations.items.delete(second.id, conversation_id=conversation.id)
 
 
-async def test_at_most_twenty_items_are_added_at_a_time(on_a: AsyncOpenAI) -> None:
+async def test_at_most_twenty_items_are_added_per_request(on_a: AsyncOpenAI) -> None:
     numbers = [str(number) for number in range(21)]
     conversation = await on_a.conversations.create(items=asked(*numbers[:20]))
     await on_a.conversations.items.create(conversation.id, items=asked(*numbers[:20]))
@@ -171,7 +173,7 @@ async def test_at_most_twenty_items_are_added_at_a_time(on_a: AsyncOpenAI) -> No
     assert await texts_of(on_a, conversation.id) == numbers[:20] * 2
 
 
-async def test_items_are_paged_through_by_the_official_client(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_the_official_client_pages_through_items(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     conversation = await on_a.conversations.create()
     for start in range(0, 45, 15):
         await on_a.conversations.items.create(conversation.id, items=asked(*map(str, range(start, start + 15))))
@@ -188,13 +190,13 @@ async def test_items_are_paged_through_by_the_official_client(on_a: AsyncOpenAI,
     ("query", "param"),
     [({"limit": 0}, "limit"), ({"limit": 101}, "limit"), ({"order": "up"}, "order"), ({"after": "msg_1"}, "after")],
 )
-async def test_a_page_of_items_that_cannot_be_is_a_400(a: Ours, query: dict[str, str | int], param: str) -> None:
+async def test_invalid_page_parameters_are_a_400(a: Ours, query: dict[str, str | int], param: str) -> None:
     conversation = (await a.http.post("/v1/conversations", json={})).json()
     answer = await a.http.get(f"/v1/conversations/{conversation['id']}/items", params=query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_every_item_is_given_back_as_the_reference_has_it(a: Ours, b: Ours, upstream: Echo) -> None:
+async def test_every_returned_item_validates_against_the_official_types(a: Ours, b: Ours, upstream: Echo) -> None:
     made = (await a.http.post("/v1/conversations", json={"items": EVERY_KIND})).json()
     tool_call = {"id": "c9", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     upstream.whole(completion({"content": "Look.", "reasoning": "Hm.", "tool_calls": [tool_call]}, "tool_calls"))
@@ -213,7 +215,7 @@ async def test_every_item_is_given_back_as_the_reference_has_it(a: Ours, b: Ours
         assert (await a.http.get(f"/v1/conversations/{made['id']}/items/{item['id']}")).json() == item
 
 
-async def test_an_item_is_given_an_id_of_ours_in_place_of_the_callers(on_a: AsyncOpenAI) -> None:
+async def test_an_added_item_gets_a_new_id_instead_of_the_callers(on_a: AsyncOpenAI) -> None:
     mine: Any = {"type": "message", "id": "msg_mine", "role": "assistant", "status": "completed"}
     item: Any = {**mine, "content": [{"type": "output_text", "text": "Hello", "annotations": []}]}
     conversation = await on_a.conversations.create(items=[item])
@@ -222,7 +224,7 @@ async def test_an_item_is_given_an_id_of_ours_in_place_of_the_callers(on_a: Asyn
     assert await texts_of(on_a, conversation.id) == ["Hello", "Hello"]
 
 
-async def test_an_item_that_is_named_often_is_added_once(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_an_item_referenced_many_times_is_added_once(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     response = await on_a.responses.create(model="tiny", input="hi")
     references: list[Any] = [{"type": "item_reference", "id": response.output[0].id}] * 20
     conversation = await on_b.conversations.create(items=references)
@@ -231,7 +233,9 @@ async def test_an_item_that_is_named_often_is_added_once(on_a: AsyncOpenAI, on_b
     assert len(added.data) == 1
 
 
-async def test_a_reference_among_the_items_is_what_it_refers_to(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_an_item_reference_adds_the_referenced_item_and_an_unknown_one_is_a_400(
+    on_a: AsyncOpenAI, on_b: AsyncOpenAI
+) -> None:
     response = await respond(on_a, "one")
     references: list[Any] = [{"type": "item_reference", "id": response.output[0].id}]
     conversation = await on_b.conversations.create(items=references)
@@ -247,7 +251,7 @@ async def test_a_reference_among_the_items_is_what_it_refers_to(on_a: AsyncOpenA
 # -- responses in a conversation -----------------------------------------------------------------------------------------
 
 
-async def test_a_response_stands_on_its_conversation_and_adds_to_it(
+async def test_a_response_continues_its_conversation_and_adds_to_it(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     conversation = await on_a.conversations.create(items=asked("zero"))
@@ -260,7 +264,7 @@ async def test_a_response_stands_on_its_conversation_and_adds_to_it(
     assert (await on_b.responses.retrieve(first.id)) == first
 
 
-async def test_items_are_there_when_completed_is_seen(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_the_items_are_stored_when_the_client_receives_response_completed(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     conversation = await on_a.conversations.create()
     async with await on_a.responses.create(model="tiny", input="Hi", conversation=conversation.id, stream=True) as stream:
         async for event in stream:
@@ -268,7 +272,7 @@ async def test_items_are_there_when_completed_is_seen(on_a: AsyncOpenAI, on_b: A
                 assert await texts_of(on_b, conversation.id) == ["Hi", "Hi!"]
 
 
-async def test_a_conversation_and_a_previous_response_are_a_400(on_a: AsyncOpenAI, upstream: Echo) -> None:
+async def test_a_conversation_together_with_a_previous_response_is_a_400(on_a: AsyncOpenAI, upstream: Echo) -> None:
     conversation = await on_a.conversations.create()
     response = await respond(on_a, "one")
     with pytest.raises(openai.BadRequestError):
@@ -276,14 +280,14 @@ async def test_a_conversation_and_a_previous_response_are_a_400(on_a: AsyncOpenA
     assert len(upstream.requests) == 1
 
 
-async def test_a_response_that_is_not_stored_adds_nothing(on_a: AsyncOpenAI, upstream: Echo) -> None:
+async def test_an_unstored_response_adds_no_items_to_its_conversation(on_a: AsyncOpenAI, upstream: Echo) -> None:
     conversation = await on_a.conversations.create(items=asked("zero"))
     await on_a.responses.create(model="tiny", input="one", conversation=conversation.id, store=False)
     assert said(upstream.messages) == ["zero", "one"]
     assert await texts_of(on_a, conversation.id) == ["zero"]
 
 
-async def test_a_conversation_that_is_full_is_told_before_the_model_is_asked(
+async def test_a_full_conversation_is_a_413_before_the_upstream_is_called(
     start_at: Start, keys: Plain, upstream: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.app.StateOptions", partial(StateOptions, chain_items=4))
@@ -298,7 +302,7 @@ async def test_a_conversation_that_is_full_is_told_before_the_model_is_asked(
     assert await texts_of(client, conversation.id) == ["zero", "one", "one!"]
 
 
-async def test_responses_at_the_same_time_add_whole_blocks(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_concurrent_responses_add_their_items_in_contiguous_blocks(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     conversation = await on_a.conversations.create()
     names = [str(number) for number in range(20)]
     await asyncio.gather(*(respond_in((on_a, on_b)[n % 2], name, conversation.id) for n, name in enumerate(names)))
@@ -307,7 +311,7 @@ async def test_responses_at_the_same_time_add_whole_blocks(on_a: AsyncOpenAI, on
     assert texts[1::2] == [f"{name}!" for name in texts[::2]]
 
 
-async def test_a_conversation_that_is_deleted_meanwhile_is_not_made_anew(
+async def test_a_conversation_deleted_during_a_run_is_not_created_again(
     a: Ours, on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     conversation = await on_a.conversations.create(items=asked("zero"))
@@ -325,7 +329,7 @@ async def test_a_conversation_that_is_deleted_meanwhile_is_not_made_anew(
     assert (await on_b.responses.retrieve(response.id)).output_text == "Hello"
 
 
-async def test_a_response_of_a_conversation_is_continued_with_what_it_saw(
+async def test_continuing_a_response_of_a_conversation_uses_the_history_it_had(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     conversation = await on_a.conversations.create(items=asked("zero"))
@@ -336,7 +340,7 @@ async def test_a_response_of_a_conversation_is_continued_with_what_it_saw(
     assert "two" not in await texts_of(on_a, conversation.id)
 
 
-async def test_a_conversation_goes_on_after_a_response_that_failed_behind_a_call(
+async def test_a_conversation_continues_without_the_items_of_a_response_that_failed_after_a_call(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     conversation = await on_a.conversations.create(items=asked("zero"))

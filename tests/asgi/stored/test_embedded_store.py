@@ -1,4 +1,4 @@
-"""The store that is started with the server, and what the server says of the one that is set."""
+"""The embedded store, and what `serve --check` reports about the configured one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def check(fork_server: ForkServer, upstream_url: str) -> Check:
-    """Runs `responses-mw serve --check` with these flags and settings."""
+    """Run `responses-mw serve --check` with flags and settings."""
 
     def check(*flags: str, **settings: str) -> subprocess.CompletedProcess[str]:
         flags += tuple(part for name, value in settings.items() for part in (flag(name), value))
@@ -44,7 +44,7 @@ def check(fork_server: ForkServer, upstream_url: str) -> Check:
 # -- embedded ------------------------------------------------------------------------------------------------------------
 
 
-async def test_without_redis_a_store_is_started_with_the_server(start_at: Start, upstream: Echo) -> None:
+async def test_without_a_redis_url_the_server_starts_an_embedded_store(start_at: Start, upstream: Echo) -> None:
     ours = start_at("proxy", redis__url=None)
     first = await respond(ours.client, "one")
     await respond(ours.client, "two", first.id)
@@ -55,7 +55,7 @@ async def test_without_redis_a_store_is_started_with_the_server(start_at: Start,
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_with_a_data_directory_all_is_there_after_a_restart(
+async def test_a_data_directory_preserves_the_state_across_restarts(
     start_process: StartProcess,
     upstream_url: str,
     upstream: Echo,
@@ -89,7 +89,7 @@ def test_a_data_directory_in_use_is_refused(
 # -- readiness -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, check: Check) -> None:
+def test_check_reports_the_store_and_its_missing_persistence(start_valkey: StartServer, check: Check) -> None:
     valkey = start_valkey("--maxmemory", "100mb")
     checked = check(redis__url=valkey.url)
     assert checked.returncode == 0, checked.stderr
@@ -99,13 +99,13 @@ def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartSer
     assert "appendonly is off" in checked.stdout
 
 
-def test_a_check_of_an_embedded_store_says_so(check: Check) -> None:
+def test_check_reports_an_embedded_store(check: Check) -> None:
     checked = check()
     assert checked.returncode == 0, checked.stderr
     assert "(embedded)" in checked.stdout
 
 
-def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, check: Check) -> None:
+def test_check_fails_if_the_store_is_unavailable(start_valkey: StartServer, check: Check) -> None:
     valkey = start_valkey()
     valkey.kill()
     checked = check(redis__url=valkey.url)
@@ -113,7 +113,7 @@ def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer
     assert "state:    The state store is unavailable" in checked.stderr
 
 
-def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(
+def test_a_store_with_an_eviction_policy_is_refused_unless_allow_eviction_is_set(
     start_valkey: StartServer, fork_server: ForkServer, upstream_url: str, check: Check
 ) -> None:
     valkey = start_valkey("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")

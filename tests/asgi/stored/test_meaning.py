@@ -1,4 +1,4 @@
-"""What the model is told of a history: the upstream records what it was asked."""
+"""The messages that the upstream receives for a stored history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tool_call(call_id: str, arguments: str = "{}") -> dict[str, Any]:
 
 
 async def calls(client: AsyncOpenAI, given: str = "Look.", previous: str | None = None) -> openai.types.responses.Response:
-    """A response that ends in a call."""
+    """Create a response that ends in a call."""
     return await client.responses.create(model="tiny", input=given, tools=TOOLS, previous_response_id=previous)
 
 
@@ -44,10 +44,10 @@ def call_of(response: openai.types.responses.Response) -> ResponseFunctionToolCa
     return found
 
 
-# -- what is inherited ---------------------------------------------------------------------------------------------------
+# -- parameters of earlier responses -------------------------------------------------------------------------------------
 
 
-async def test_instructions_and_tools_are_those_of_the_request_alone(
+async def test_instructions_and_tools_are_not_inherited_from_the_previous_response(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     first = await on_a.responses.create(
@@ -73,7 +73,9 @@ async def test_system_and_developer_messages_of_the_input_are_part_of_the_histor
 # -- calls and their outputs ---------------------------------------------------------------------------------------------
 
 
-async def test_an_output_joins_the_stored_call(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
+async def test_a_function_call_output_is_sent_after_its_stored_call(
+    on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
+) -> None:
     upstream.whole(tool_call("call_1", '{"x":1}'))
     first = await calls(on_a)
     second = await on_b.responses.create(model="tiny", input=answer("call_1"), previous_response_id=first.id)
@@ -84,7 +86,7 @@ async def test_an_output_joins_the_stored_call(on_a: AsyncOpenAI, on_b: AsyncOpe
     assert second.output_text == "42!"
 
 
-async def test_an_output_without_a_call_is_a_400_that_names_the_call(
+async def test_an_output_without_a_call_is_a_400_naming_the_call_id(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     first = await respond(on_a, "one")
@@ -94,7 +96,7 @@ async def test_an_output_without_a_call_is_a_400_that_names_the_call(
     assert len(upstream.requests) == 1
 
 
-async def test_a_call_without_an_output_is_a_400_that_names_the_call(
+async def test_a_call_without_an_output_is_a_400_naming_the_call_id(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     upstream.whole(tool_call("call_1"))
@@ -103,7 +105,7 @@ async def test_a_call_without_an_output_is_a_400_that_names_the_call(
         await respond(on_b, "never mind", first.id)
 
 
-async def test_an_output_answers_the_calls_of_its_own_branch_only(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
+async def test_an_output_cannot_answer_a_call_of_another_branch(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
     root = await respond(on_a, "root")
     upstream.whole(tool_call("call_left"))
     await calls(on_a, "left", root.id)
@@ -112,10 +114,8 @@ async def test_an_output_answers_the_calls_of_its_own_branch_only(on_a: AsyncOpe
         await on_b.responses.create(model="tiny", input=answer("call_left"), previous_response_id=right.id)
 
 
-async def test_a_call_id_that_the_chain_has_already_is_minted_anew(
-    on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
-) -> None:
-    """TGI calls every call "0"."""
+async def test_a_call_id_already_used_in_the_history_is_replaced(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
+    """TGI gives every call the id "0"."""
     upstream.whole(tool_call("0"))
     first = await calls(on_a)
     assert call_of(first).call_id == "0"
@@ -130,7 +130,9 @@ async def test_a_call_id_that_the_chain_has_already_is_minted_anew(
     assert answered_again["content"] == "42"
 
 
-async def test_a_call_id_of_another_branch_is_kept(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
+async def test_a_call_id_used_only_in_another_branch_is_not_replaced(
+    on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
+) -> None:
     root = await respond(on_a, "root")
     for client in (on_a, on_b):
         upstream.whole(tool_call("0"))
@@ -151,7 +153,7 @@ async def test_branches_do_not_leak_into_each_other(on_a: AsyncOpenAI, on_b: Asy
     assert said(upstream.messages) == ["root", "root!", "middle"]
 
 
-async def test_one_response_is_continued_many_times_at_once_on_both_replicas(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_a_response_is_continued_many_times_concurrently_on_both_replicas(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     root = await respond(on_a, "root")
     names = [str(number) for number in range(20)]
     forks = await asyncio.gather(*(respond((on_a, on_b)[n % 2], name, root.id) for n, name in enumerate(names)))
@@ -163,8 +165,8 @@ async def test_one_response_is_continued_many_times_at_once_on_both_replicas(on_
 # -- references ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reference_stands_for_the_item_without_a_previous_response(a: Ours, on_b: AsyncOpenAI, upstream: Echo) -> None:
-    """The Vercel AI SDK sends the earlier steps so: reasoning and messages by reference, calls in full."""
+async def test_item_references_are_resolved_without_a_previous_response_id(a: Ours, on_b: AsyncOpenAI, upstream: Echo) -> None:
+    """The Vercel AI SDK sends earlier steps this way: reasoning and messages by reference, calls in full."""
     upstream.whole(
         {
             **tool_call("call_1"),
@@ -203,7 +205,7 @@ def _calls(call_id: str) -> dict[str, Any]:
     return {"tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 
 
-async def test_references_name_items_of_several_responses_and_of_conversations(
+async def test_references_resolve_to_items_of_several_responses_and_conversations(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     first, second = await respond(on_a, "one"), await respond(on_b, "two")
@@ -216,7 +218,7 @@ async def test_references_name_items_of_several_responses_and_of_conversations(
     assert said(upstream.messages) == ["two!", "three", "one", "one!", "four"]
 
 
-async def test_a_reference_to_what_the_model_reads_anyway_adds_nothing(
+async def test_a_reference_to_an_item_already_in_the_history_adds_nothing(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     first = await respond(on_a, "one")
@@ -234,7 +236,7 @@ async def test_a_reference_to_what_the_model_reads_anyway_adds_nothing(
     assert said(upstream.messages) == ["zero", "two"]
 
 
-async def test_a_reference_without_a_type_is_one_too(on_a: AsyncOpenAI, upstream: Echo) -> None:
+async def test_an_item_with_only_an_id_is_an_item_reference(on_a: AsyncOpenAI, upstream: Echo) -> None:
     first = await respond(on_a, "one")
     given: Any = [{"id": first.output[0].id}, {"role": "user", "content": "two"}]
     await on_a.responses.create(model="tiny", input=given)
@@ -242,7 +244,7 @@ async def test_a_reference_without_a_type_is_one_too(on_a: AsyncOpenAI, upstream
 
 
 @pytest.mark.parametrize("reference", ["msg_1", "nonsense", "msg_" + "0" * 51, "msg_{x}", "*"])
-async def test_a_reference_to_nothing_is_a_400_that_names_it(on_a: AsyncOpenAI, upstream: Echo, reference: str) -> None:
+async def test_an_unknown_item_reference_is_a_400_naming_it(on_a: AsyncOpenAI, upstream: Echo, reference: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         await on_a.responses.create(model="tiny", input=[{"type": "item_reference", "id": reference}])
     assert f"'{reference}'" in error.value.message
@@ -250,7 +252,7 @@ async def test_a_reference_to_nothing_is_a_400_that_names_it(on_a: AsyncOpenAI, 
     assert upstream.requests == []
 
 
-async def test_a_reference_to_a_deleted_response_is_a_400(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_a_reference_to_an_item_of_a_deleted_response_is_a_400(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     first = await respond(on_a, "one")
     await on_a.responses.delete(first.id)
     item_id = first.output[0].id
@@ -262,7 +264,9 @@ async def test_a_reference_to_a_deleted_response_is_a_400(on_a: AsyncOpenAI, on_
 # -- reasoning -----------------------------------------------------------------------------------------------------------
 
 
-async def test_stored_reasoning_goes_back_within_the_tool_loop_and_not_beyond(a: Ours, b: Ours, upstream: Echo) -> None:
+async def test_stored_reasoning_is_resent_only_within_a_tool_loop_or_with_context_all_turns(
+    a: Ours, b: Ours, upstream: Echo
+) -> None:
     upstream.stream(reasoning("Hm."), call("{}", name="f", call_id="c1"), finish("tool_calls"), usage())
     first = (await oracle.stream(a, input="Look.", tools=TOOLS)).response
     upstream.stream(reasoning("Aha."), text("It is 42."), finish(), usage())

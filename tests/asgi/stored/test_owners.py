@@ -1,4 +1,4 @@
-"""Whose things are: to everybody else they are as if they had never existed."""
+"""Ownership: what belongs to one owner does not exist for any other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def things_of(ours: Ours, headers: Headers) -> dict[str, str]:
 
 
 def never_there() -> dict[str, str]:
-    """Such ids of nothing."""
+    """Well-formed ids that were never issued."""
     tag = random_part()
     return {
         "response": f"resp_{tag}{random_part()}",
@@ -86,7 +86,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
 
 
 def filled(value: Any, ids: dict[str, str]) -> Any:
-    """`value` with the ids in their places."""
+    """Fill the ids into the placeholders of `value`."""
     if isinstance(value, dict):
         return {name: filled(member, ids) for name, member in value.items()}
     if isinstance(value, list):
@@ -106,7 +106,7 @@ VARYING = {"date", "content-length", "x-request-id"}
 
 
 def without_ids(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, Headers]:
-    """All of an answer but for the ids in it."""
+    """An answer, with names in place of its ids."""
     text = answer.text
     for name, value in ids.items():
         text = text.replace(value, name)
@@ -116,7 +116,7 @@ def without_ids(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, 
 
 @pytest.mark.parametrize("request_of", REQUESTS, ids=lambda request: f"{request[0]} {request[1]} {request[2] or ''}")
 @pytest.mark.parametrize("stranger", [BOB, NOBODY], ids=["another", "anonymous"])
-async def test_what_is_anothers_is_answered_as_what_never_was(
+async def test_another_owners_object_is_answered_like_one_that_never_existed(
     a: Ours, b: Ours, keys: Plain, request_of: tuple[str, str, dict[str, Any] | None], stranger: Headers
 ) -> None:
     ids, nothing = await things_of(a, ALICE), never_there()
@@ -130,7 +130,7 @@ async def test_what_is_anothers_is_answered_as_what_never_was(
     assert owned.status_code == 200 or owned.json()["error"]["message"].split()[0] in ("Cannot", "Response", "Item")
 
 
-async def test_what_is_anonymous_is_everybodys_who_is_anonymous_and_nobody_elses(a: Ours, b: Ours) -> None:
+async def test_objects_of_anonymous_callers_are_visible_to_anonymous_callers_only(a: Ours, b: Ours) -> None:
     ids = await things_of(a, NOBODY)
     assert (await b.http.get(f"/v1/responses/{ids['response']}")).status_code == 200
     assert (await b.http.get(f"/v1/responses/{ids['response']}", headers=ALICE)).status_code == 404
@@ -141,7 +141,7 @@ async def test_no_credential_is_stored(a: Ours, keys: Plain) -> None:
     assert "sk-very-secret" not in repr(everything(keys))
 
 
-async def test_the_tenant_that_a_gateway_tells_is_the_owner_whatever_the_credential(start_at: Start, keys: Plain) -> None:
+async def test_the_tenant_header_determines_the_owner_regardless_of_the_credential(start_at: Start, keys: Plain) -> None:
     ours = start_at("proxy", auth__tenant_header="X-Tenant")
     one, other = {**ALICE, "x-tenant": "one"}, {**ALICE, "x-tenant": "two"}
     ids = await things_of(ours, one)
@@ -161,10 +161,10 @@ NO_TENANT = {
 
 @pytest.mark.parametrize("sent", NO_TENANT.values(), ids=NO_TENANT.keys())
 @pytest.mark.parametrize("limits", [{}, {"limits__requests_per_minute": 9, "limits__streams": 9}], ids=["", "limits"])
-async def test_without_one_tenant_nothing_is_answered(
+async def test_a_request_without_exactly_one_tenant_is_a_400(
     start_at: Start, keys: Plain, sent: list[tuple[str, str]], limits: dict[str, int]
 ) -> None:
-    """A gateway that forgot it must not have all share one owner; nor may one that adds to the caller's own let him choose."""
+    """A gateway that omits the header must not merge all owners, and one that appends to it must not let callers choose."""
     ours = start_at("proxy", auth__tenant_header="X-Tenant", **limits)
     ids = await things_of(ours, {"x-tenant": "victim"})
     before = everything(keys)
@@ -179,7 +179,7 @@ async def test_without_one_tenant_nothing_is_answered(
     assert everything(keys) == before
 
 
-async def test_a_credential_is_the_same_however_its_scheme_is_written(a: Ours, b: Ours) -> None:
+async def test_the_case_and_spacing_of_the_scheme_do_not_change_the_owner(a: Ours, b: Ours) -> None:
     ids = await things_of(a, ALICE)
     for written in ("bearer alice", "BEARER alice", "Bearer  alice"):
         assert (await b.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": written})).status_code == 200
@@ -187,7 +187,7 @@ async def test_a_credential_is_the_same_however_its_scheme_is_written(a: Ours, b
         assert (await b.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": other})).status_code == 404
 
 
-async def test_credentials_without_a_scheme_that_differ_in_capitals_are_two_owners(a: Ours) -> None:
+async def test_credentials_without_a_scheme_are_case_sensitive(a: Ours) -> None:
     ids = await things_of(a, {"authorization": "sk-Secret"})
     for other, status in (("sk-secret", 404), ("Sk-secret", 404), ("sk-Secret", 200)):
         answer = await a.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": other})
@@ -201,7 +201,7 @@ async def test_a_tenant_named_like_a_credential_is_not_its_owner(start_at: Start
     assert answer.status_code == 404
 
 
-async def test_the_tenant_header_is_nothing_where_it_is_not_set(a: Ours) -> None:
+async def test_the_tenant_header_is_ignored_unless_it_is_configured(a: Ours) -> None:
     ids = await things_of(a, ALICE)
     answer = await a.http.get(f"/v1/responses/{ids['response']}", headers={**BOB, "x-tenant": "alice"})
     assert answer.status_code == 404
@@ -212,7 +212,7 @@ async def test_the_tenant_header_is_nothing_where_it_is_not_set(a: Ours) -> None
 
 @pytest.mark.parametrize("replica", ["proxy", "mounted"])
 @pytest.mark.parametrize("request_of", REQUESTS, ids=lambda request: f"{request[0]} {request[1]} {request[2] or ''}")
-async def test_whoever_the_upstream_does_not_know_is_told_so_on_every_route(
+async def test_a_credential_the_upstream_rejects_is_refused_on_every_route(
     start_at: Start, upstream: Echo, keys: Plain, replica: str, request_of: tuple[str, str, dict[str, Any] | None]
 ) -> None:
     upstream.keys = {"alice", "bob"}
@@ -229,7 +229,7 @@ async def test_whoever_the_upstream_does_not_know_is_told_so_on_every_route(
     assert everything(keys) == before
 
 
-async def test_a_credential_is_verified_once_for_a_while(a: Ours, upstream: Echo) -> None:
+async def test_a_verified_credential_is_cached(a: Ours, upstream: Echo) -> None:
     ids = await things_of(a, ALICE)
     for headers in (ALICE, BOB):
         upstream.visited.clear()
@@ -239,7 +239,7 @@ async def test_a_credential_is_verified_once_for_a_while(a: Ours, upstream: Echo
         assert len(upstream.visited) <= 1
 
 
-async def test_a_refusal_is_not_remembered(a: Ours, upstream: Echo) -> None:
+async def test_a_rejected_credential_is_not_cached(a: Ours, upstream: Echo) -> None:
     upstream.keys = {"alice"}
     ids = await things_of(a, ALICE)
     path = f"/v1/responses/{ids['response']}"

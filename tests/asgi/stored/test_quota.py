@@ -1,4 +1,4 @@
-"""What an owner may store, as a client sees it: refused beforehand, or answered and not stored."""
+"""The storage quota of an owner: requests are refused early, or answered without being stored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def post(ours: Ours, owner: str, path: str = "/v1/responses", **body: Any)
 
 
 async def fill(ours: Ours, owner: str) -> str:
-    """Stores responses until the quota is reached; the id of one of them."""
+    """Store responses until the quota is reached; return the id of one."""
     ids: list[str] = []
     for _ in range(8):
         answer = await post(ours, owner, **BODY)
@@ -65,7 +65,7 @@ def assert_refused(answer: httpx.Response) -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_who_has_reached_the_quota_is_refused_on_any_replica_before_the_upstream_is_asked(
+async def test_an_owner_at_the_quota_is_refused_on_any_replica_before_the_upstream_is_called(
     ours: Ours, start: Start, upstream: Echo
 ) -> None:
     owner, other = random_part(), start(limits__stored_bytes=15_000, auth__secret_keys=[SECRET])
@@ -86,7 +86,7 @@ async def test_who_has_reached_the_quota_is_refused_on_any_replica_before_the_up
     assert (await post(other, random_part(), **BODY)).status_code == 200
 
 
-async def test_deleting_makes_room_again(ours: Ours) -> None:
+async def test_deleting_a_response_frees_quota(ours: Ours) -> None:
     owner = random_part()
     response = await fill(ours, owner)
     assert (await ours.http.delete(f"/v1/responses/{response}", headers=bearer(owner))).status_code == 200
@@ -112,7 +112,7 @@ async def test_items_are_not_added_to_a_conversation_beyond_the_quota(ours: Ours
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_goes_beyond_the_quota_at_its_end_is_answered_and_says_that_it_is_not_stored(
+async def test_a_response_that_exceeds_the_quota_when_it_ends_is_answered_with_store_false(
     ours: Ours, upstream: Echo, keys: Plain, stream: bool
 ) -> None:
     owner, before = random_part(), unstored()
@@ -134,7 +134,7 @@ async def test_what_goes_beyond_the_quota_at_its_end_is_answered_and_says_that_i
     assert (await post(ours, owner, **BODY)).json()["store"] is True
 
 
-async def test_a_response_on_a_websocket_is_refused_too_and_one_that_is_not_stored_goes_on(ours: Ours) -> None:
+async def test_at_the_quota_a_websocket_refuses_stored_responses_and_runs_unstored_ones(ours: Ours) -> None:
     owner = random_part()
     await fill(ours, owner)
     url = ours.url.replace("http", "ws") + "/v1/responses"
@@ -149,7 +149,7 @@ async def test_a_response_on_a_websocket_is_refused_too_and_one_that_is_not_stor
     assert ends[1]["type"] == "response.completed"
 
 
-async def test_a_background_response_whose_log_goes_beyond_the_quota_fails(start: Start, keys: Plain, upstream: Echo) -> None:
+async def test_a_background_response_whose_event_log_exceeds_the_quota_fails(start: Start, keys: Plain, upstream: Echo) -> None:
     ours, owner = start(limits__stored_bytes=1_500_000, auth__secret_keys=[SECRET]), random_part()
     upstream.stream(*[text("y" * 100_000)] * 40, *HELLO)
     created = await post(ours, owner, **BODY, background=True)
@@ -159,7 +159,7 @@ async def test_a_background_response_whose_log_goes_beyond_the_quota_fails(start
             await asyncio.sleep(0.02)
     assert found["status"] == "failed"
     assert "quota" in found["error"]["message"]
-    async with asyncio.timeout(60):  # it is counted just after it can be seen
+    async with asyncio.timeout(60):  # the event log is counted shortly after the status is visible
         while (await post(ours, owner, **BODY)).status_code != 429:
             await asyncio.sleep(0.02)
     assert (await ours.http.delete(path, headers=bearer(owner))).status_code == 200

@@ -1,4 +1,4 @@
-"""Redis away, slow, full, read-only, restarted; and ourselves killed."""
+"""Redis unavailable, slow, full, read-only or restarted; and a killed server."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def ours(start_at: Start, valkey: Server) -> Ours:
 
 
 def stop(valkey: Server) -> None:
-    """It takes connections and requests, and answers nothing."""
+    """Make it accept connections and requests, and answer none."""
     valkey.signal(signal.SIGSTOP)
 
 
 def kill(valkey: Server) -> None:
-    """Its port refuses connections."""
+    """Make its port refuse connections."""
     valkey.kill()
 
 
@@ -73,13 +73,13 @@ def make_read_only(valkey: Server) -> None:
 
 
 async def timely(answer: Any) -> Any:
-    """`answer`, which must not hang."""
+    """Await `answer`, which must not hang."""
     async with asyncio.timeout(LONGEST):
         return await answer
 
 
 async def recovered(ours: Ours) -> dict[str, Any]:
-    """A response that is stored again; without a restart of ours."""
+    """Wait until responses are stored again, without a restart of the server; return one."""
     for _ in range(50):
         answer = await timely(ours.http.post("/v1/responses", json={"model": "tiny", "input": "again"}))
         document = answer.json()
@@ -99,11 +99,11 @@ def assert_unavailable(answer: httpx.Response) -> None:
     assert answer.json()["error"]["code"] == "state_unavailable"
 
 
-# -- away, slow, read-only -----------------------------------------------------------------------------------------------
+# -- unavailable, slow, read-only ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [stop, kill, make_read_only])
-async def test_what_needs_no_state_is_served_unstored_and_a_log_line_says_so(
+async def test_without_redis_requests_that_need_no_state_are_served_unstored_and_logged(
     ours: Ours, valkey: Server, fault: Callable[[Server], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     fault(valkey)
@@ -116,7 +116,7 @@ async def test_what_needs_no_state_is_served_unstored_and_a_log_line_says_so(
 
 
 @pytest.mark.parametrize("fault", [stop, kill])
-async def test_what_needs_state_is_a_503_in_time_and_all_is_there_again_when_it_comes_back(
+async def test_without_redis_requests_that_need_state_are_503_until_it_recovers(
     ours: Ours, valkey: Server, fault: Callable[[Server], None], upstream: Echo
 ) -> None:
     ids = await things_of(ours, KEY)
@@ -134,7 +134,7 @@ async def test_what_needs_state_is_a_503_in_time_and_all_is_there_again_when_it_
     assert said(upstream.messages) == ["secret", "secret!", "on"]
 
 
-async def test_a_read_only_redis_is_read_and_writes_are_a_503(ours: Ours, valkey: Server) -> None:
+async def test_with_a_read_only_redis_reads_succeed_and_writes_are_503(ours: Ours, valkey: Server) -> None:
     ids = await things_of(ours, KEY)
     make_read_only(valkey)
     assert (await ours.http.get(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
@@ -146,7 +146,7 @@ async def test_a_read_only_redis_is_read_and_writes_are_a_503(ours: Ours, valkey
     assert (await ours.http.delete(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
 
 
-async def test_a_redis_that_is_away_at_the_start_is_used_when_it_comes(start_at: Start, tmp_path: Path) -> None:
+async def test_a_redis_unavailable_at_startup_is_used_once_it_is_available(start_at: Start, tmp_path: Path) -> None:
     valkey = Server(tmp_path / "late")
     ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT)
     assert (await timely(oracle.whole(ours, input="Hi")))["store"] is False
@@ -158,7 +158,7 @@ async def test_a_redis_that_is_away_at_the_start_is_used_when_it_comes(start_at:
 
 
 @pytest.mark.parametrize("fault", [stop, kill])
-async def test_where_state_is_required_nothing_is_answered_unstored(
+async def test_with_state_required_a_stored_create_without_redis_is_a_503(
     start_at: Start, valkey: Server, upstream: Echo, fault: Callable[[Server], None]
 ) -> None:
     ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT, state__required=True)
@@ -173,7 +173,7 @@ async def test_where_state_is_required_nothing_is_answered_unstored(
     await recovered(ours)
 
 
-async def test_a_redis_that_goes_away_during_a_run_does_not_cost_the_answer(ours: Ours, valkey: Server, upstream: Echo) -> None:
+async def test_losing_redis_during_a_run_does_not_fail_the_response(ours: Ours, valkey: Server, upstream: Echo) -> None:
     go_on = Signal()
     upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
     streaming = asyncio.create_task(oracle.stream(ours, input="Hi"))
@@ -191,9 +191,7 @@ async def wait_for(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_redis_that_restarts_during_a_run_has_the_response_in_the_end(
-    start_at: Start, valkey: Server, upstream: Echo
-) -> None:
+async def test_a_response_is_stored_if_redis_restarts_during_its_run(start_at: Start, valkey: Server, upstream: Echo) -> None:
     ours = start_at("proxy", redis__url=valkey.url, redis__timeout=5)
     go_on = Signal()
     upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
@@ -208,7 +206,7 @@ async def test_a_redis_that_restarts_during_a_run_has_the_response_in_the_end(
     assert (await ours.http.get(f"/v1/responses/{response['id']}")).json() == response
 
 
-async def test_a_commit_whose_answer_is_lost_is_repeated_and_written_once(start_at: Start, valkey: Server) -> None:
+async def test_a_commit_whose_reply_is_lost_is_retried_and_written_once(start_at: Start, valkey: Server) -> None:
     async with wire(valkey.port) as between:
         ours = start_at("proxy", redis__url=between.url, redis__timeout=2)
         await oracle.whole(ours, input="one")  # from now on a create is one round trip
@@ -229,7 +227,7 @@ def pushes(client: Plain) -> int:
 # -- full ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_redis_is_read_and_answers_say_that_they_are_not_stored(
+async def test_with_a_full_redis_reads_succeed_and_responses_have_store_false(
     start_at: Start, valkey: Server, upstream: Echo
 ) -> None:
     ours = start_at("proxy", redis__url=valkey.url)
@@ -250,7 +248,7 @@ async def test_a_full_redis_is_read_and_answers_say_that_they_are_not_stored(
 
 
 async def recovered_after_full(ours: Ours) -> Ours:
-    """How full it is, is asked every 5 s."""
+    """Wait until responses are stored again: the server checks the memory of Redis every 5 s."""
     deadline = time.monotonic() + 60
     while not (await oracle.whole(ours, input="again"))["store"]:
         assert time.monotonic() < deadline
@@ -258,7 +256,7 @@ async def recovered_after_full(ours: Ours) -> Ours:
     return ours
 
 
-async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
+async def test_with_state_required_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
     ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT, state__required=True)
     with valkey.client() as client:
         client.config_set("maxmemory", "1")
@@ -267,7 +265,7 @@ async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, va
     assert "retry-after" in answer.headers
 
 
-async def test_a_background_response_in_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
+async def test_with_a_full_redis_a_background_response_is_a_503(start_at: Start, valkey: Server) -> None:
     ours = start_at("proxy", redis__url=valkey.url, auth__secret_keys="k" * 32)
     with valkey.client() as client:
         client.config_set("maxmemory", "1")
@@ -276,10 +274,10 @@ async def test_a_background_response_in_a_full_redis_is_a_503(start_at: Start, v
     assert "retry-after" in answer.headers
 
 
-# -- ourselves killed ----------------------------------------------------------------------------------------------------
+# -- killed processes ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
+async def test_killing_the_server_during_a_run_leaves_no_partial_write(
     start_process: StartProcess,
     start_at: Start,
     valkey: Server,
@@ -310,7 +308,7 @@ async def kill_in_the_middle(ours: Ours, process: Forked, body: dict[str, Any]) 
                 process.kill()
 
 
-async def test_what_completed_before_the_store_was_killed_is_there_afterwards(ours: Ours, valkey: Server) -> None:
+async def test_completed_responses_survive_a_kill_of_the_store(ours: Ours, valkey: Server) -> None:
     for number in range(3):
         document = await oracle.whole(ours, input=str(number))
         valkey.kill()

@@ -1,4 +1,4 @@
-"""Responses that are stored: chained, retrieved, listed and deleted, on any replica."""
+"""Stored responses: continued, retrieved, listed and deleted on any replica."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def items_before(client: AsyncOpenAI, response_id: str) -> list[str]:
     return [text_of(item) async for item in pages]
 
 
-# -- chaining ------------------------------------------------------------------------------------------------------------
+# -- continuing ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_response_is_continued_on_another_replica(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
@@ -48,7 +48,7 @@ async def test_a_response_is_continued_on_another_replica(on_a: AsyncOpenAI, on_
     assert third.previous_response_id == second.id
 
 
-async def test_whoever_has_seen_completed_can_chain_on_it_at_once_on_another_replica(
+async def test_a_response_can_be_continued_on_another_replica_as_soon_as_it_is_completed(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
 ) -> None:
     async def pair(number: int) -> None:
@@ -64,14 +64,14 @@ async def test_whoever_has_seen_completed_can_chain_on_it_at_once_on_another_rep
     assert seen >= {(f"a{number}", f"a{number}!", f"b{number}") for number in range(100)}
 
 
-async def test_a_long_chain_is_told_in_order(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
+async def test_a_long_history_is_sent_in_order(on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo) -> None:
     response = await respond(on_a, "0")
     for number in range(1, 30):
         response = await respond((on_a, on_b)[number % 2], str(number), response.id)
     assert said(upstream.messages) == [text for n in range(29) for text in (f"{n}", f"{n}!")] + ["29"]
 
 
-async def test_a_previous_response_that_is_not_there_is_a_400_that_names_it(on_a: AsyncOpenAI, upstream: Echo) -> None:
+async def test_an_unknown_or_deleted_previous_response_is_a_400_naming_it(on_a: AsyncOpenAI, upstream: Echo) -> None:
     gone = (await respond(on_a, "one")).id
     await on_a.responses.delete(gone)
     asked = len(upstream.requests)
@@ -83,7 +83,7 @@ async def test_a_previous_response_that_is_not_there_is_a_400_that_names_it(on_a
     assert len(upstream.requests) == asked
 
 
-async def test_a_failed_response_is_kept_and_cannot_be_continued(a: Ours, on_b: AsyncOpenAI, upstream: Echo) -> None:
+async def test_a_failed_response_is_stored_but_cannot_be_continued(a: Ours, on_b: AsyncOpenAI, upstream: Echo) -> None:
     upstream.stream(text("Hel"), BrokenOff(), done=False)
     failed = (await oracle.stream(a)).response
     headers = {"authorization": "Bearer key"}
@@ -107,7 +107,7 @@ async def test_an_incomplete_response_can_be_continued(on_a: AsyncOpenAI, on_b: 
 # -- retrieving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_streamed_is_what_is_retrieved(a: Ours, b: Ours, upstream: Echo) -> None:
+async def test_a_retrieved_response_equals_the_streamed_one(a: Ours, b: Ours, upstream: Echo) -> None:
     upstream.stream(
         reasoning("Hm."),
         text("Hé"),
@@ -125,13 +125,13 @@ async def test_what_was_streamed_is_what_is_retrieved(a: Ours, b: Ours, upstream
     assert [item["type"] for item in streamed["output"]] == ["reasoning", "message", "function_call"]
 
 
-async def test_what_was_answered_is_what_is_retrieved(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_a_retrieved_response_equals_the_json_answer(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     answered = await respond(on_a, "one")
     assert await on_b.responses.retrieve(answered.id) == answered
     assert answered.store is True  # type: ignore[attr-defined]
 
 
-async def test_include_takes_the_values_of_the_reference_only(on_a: AsyncOpenAI, a: Ours) -> None:
+async def test_include_accepts_only_values_of_the_openai_api(on_a: AsyncOpenAI, a: Ours) -> None:
     response = await respond(on_a, "one")
     values = ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]
     assert (await on_a.responses.retrieve(response.id, include=values)).id == response.id  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ async def test_a_foreground_response_cannot_be_streamed_again_or_cancelled(on_a:
         await on_a.responses.cancel(response.id)
 
 
-async def test_an_abandoned_response_is_not_kept(a: Ours, upstream: Echo, keys: Plain) -> None:
+async def test_a_response_whose_client_disconnects_is_not_stored(a: Ours, upstream: Echo, keys: Plain) -> None:
     answer = upstream.stream(text("Hel"), go_on := Signal(), text("lo"))
     async with a.http.stream("POST", "/v1/responses", json={"model": "tiny", "input": "Hi", "stream": True}) as response:
         async for line in response.aiter_lines():
@@ -161,10 +161,10 @@ async def test_an_abandoned_response_is_not_kept(a: Ours, upstream: Echo, keys: 
     assert kept(keys) == []
 
 
-# -- what leaves no trace ------------------------------------------------------------------------------------------------
+# -- store: false --------------------------------------------------------------------------------------------------------
 
 
-async def test_store_false_leaves_no_key_at_all(a: Ours, b: Ours, keys: Plain) -> None:
+async def test_store_false_writes_no_key(a: Ours, b: Ours, keys: Plain) -> None:
     stored = await oracle.whole(a, input="known")
     before = everything(keys)
     whole = await oracle.whole(b, input="secret", previous_response_id=stored["id"], store=False)
@@ -180,7 +180,7 @@ async def test_store_false_leaves_no_key_at_all(a: Ours, b: Ours, keys: Plain) -
 # -- deleting ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_response_is_gone_and_so_are_all_its_keys(a: Ours, b: Ours, keys: Plain) -> None:
+async def test_deleting_a_response_deletes_all_its_keys(a: Ours, b: Ours, keys: Plain) -> None:
     document = await oracle.whole(a, input="secret")
     assert kept(keys)
     answer = await b.http.delete(f"/v1/responses/{document['id']}")
@@ -194,14 +194,14 @@ async def test_a_deleted_response_is_gone_and_so_are_all_its_keys(a: Ours, b: Ou
             assert gone.json()["error"]["message"] == f"Response with id '{document['id']}' not found."
 
 
-async def test_the_official_client_deletes(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_the_official_client_deletes_a_response(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     response = await respond(on_a, "one")
     await on_b.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
         await on_a.responses.retrieve(response.id)
 
 
-async def test_what_stands_on_a_deleted_response_goes_on_and_the_texts_go_with_the_last_of_it(
+async def test_continuations_outlive_a_deleted_response_and_unreferenced_texts_are_deleted(
     on_a: AsyncOpenAI, on_b: AsyncOpenAI, keys: Plain, upstream: Echo
 ) -> None:
     root = await respond(on_a, "root")
@@ -216,9 +216,7 @@ async def test_what_stands_on_a_deleted_response_goes_on_and_the_texts_go_with_t
     assert b"root" in texts_in(keys)
 
 
-async def test_when_all_responses_of_a_tree_are_deleted_no_key_is_left(
-    on_a: AsyncOpenAI, on_b: AsyncOpenAI, keys: Plain
-) -> None:
+async def test_deleting_all_responses_of_a_tree_leaves_no_key(on_a: AsyncOpenAI, on_b: AsyncOpenAI, keys: Plain) -> None:
     made = [await respond(on_a, "root")]
     for number in range(12):
         made.append(await respond((on_a, on_b)[number % 2], str(number), made[number // 2].id))
@@ -227,8 +225,8 @@ async def test_when_all_responses_of_a_tree_are_deleted_no_key_is_left(
     assert kept(keys) == []
 
 
-async def test_a_response_that_is_deleted_while_it_is_made_is_not_there_afterwards(a: Ours, b: Ours, upstream: Echo) -> None:
-    """Foreground responses are written at the end: until then there is nothing to delete."""
+async def test_a_foreground_response_cannot_be_deleted_before_it_has_completed(a: Ours, b: Ours, upstream: Echo) -> None:
+    """It is stored when it ends; until then there is nothing to delete."""
     go_on = Signal()
     upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
     lines: list[str] = []
@@ -246,7 +244,7 @@ async def test_a_response_that_is_deleted_while_it_is_made_is_not_there_afterwar
 # -- input items ---------------------------------------------------------------------------------------------------------
 
 
-async def test_input_items_are_all_that_the_model_was_given_newest_first(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_input_items_list_the_whole_history_newest_first(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     first = await respond(on_a, "one")
     second = await respond(on_a, "two", first.id)
     page = await on_b.responses.input_items.list(second.id)
@@ -255,7 +253,7 @@ async def test_input_items_are_all_that_the_model_was_given_newest_first(on_a: A
     assert page.has_more is False
 
 
-async def test_input_items_are_paged_through_by_the_official_client(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
+async def test_the_official_client_pages_through_input_items(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     given = [{"role": "user", "content": str(number)} for number in range(45)]
     response = await on_a.responses.create(model="tiny", input=given)  # type: ignore[arg-type]
     for order, expected in (("asc", range(45)), ("desc", range(44, -1, -1))):
@@ -264,7 +262,7 @@ async def test_input_items_are_paged_through_by_the_official_client(on_a: AsyncO
             assert [int(text_of(item)) async for item in pages] == list(expected)
 
 
-async def test_input_items_lie_between_after_and_before(a: Ours, on_a: AsyncOpenAI) -> None:
+async def test_input_items_can_be_limited_by_after_and_before(a: Ours, on_a: AsyncOpenAI) -> None:
     given = [{"role": "user", "content": str(number)} for number in range(10)]
     response = await on_a.responses.create(model="tiny", input=given)  # type: ignore[arg-type]
     path, headers = f"/v1/responses/{response.id}/input_items", {"authorization": "Bearer key"}
@@ -296,14 +294,14 @@ async def test_input_items_lie_between_after_and_before(a: Ours, on_a: AsyncOpen
         ({"before": "msg_nowhere"}, "before"),
     ],
 )
-async def test_a_page_that_cannot_be_is_a_400(on_a: AsyncOpenAI, a: Ours, query: dict[str, str | int], param: str) -> None:
+async def test_invalid_page_parameters_are_a_400(on_a: AsyncOpenAI, a: Ours, query: dict[str, str | int], param: str) -> None:
     response = await respond(on_a, "one")
     headers = {"authorization": "Bearer key"}
     answer = await a.http.get(f"/v1/responses/{response.id}/input_items", params=query, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_every_input_item_is_one_of_the_references(a: Ours, b: Ours, upstream: Echo) -> None:
+async def test_every_input_item_validates_against_the_official_types(a: Ours, b: Ours, upstream: Echo) -> None:
     upstream.whole(
         completion(
             {

@@ -1,4 +1,4 @@
-"""Reasoning that a client carries, sealed: `include: ["reasoning.encrypted_content"]`."""
+"""Encrypted reasoning, kept by the client: `include: ["reasoning.encrypted_content"]`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ TURN = {
 
 @pytest.fixture
 def replica(start_at: Start, keys: Plain) -> Replica:
-    """Starts a replica with the given secrets."""
+    """Start a replica with secret keys."""
     return lambda *secret_keys: start_at("proxy", auth__secret_keys=list(secret_keys))
 
 
 async def thought(client: AsyncOpenAI, upstream: Echo, *, store: bool = False) -> list[Any]:
-    """Input and output of a turn that reasons, and calls a tool; as a client carries them."""
+    """Input and output of a turn with reasoning and a tool call, as a client keeps them."""
     upstream.whole(completion(TURN, "tool_calls"))
     response = await client.responses.create(model="tiny", input="Look.", tools=TOOLS, include=SEALED, store=store)
     output = [item.model_dump(exclude_none=True) for item in response.output]
@@ -49,7 +49,7 @@ async def thought(client: AsyncOpenAI, upstream: Echo, *, store: bool = False) -
 
 
 def without_text(items: list[Any]) -> list[Any]:
-    """As a client sends it that keeps the envelope alone."""
+    """The items as sent by a client that keeps only the envelope."""
     return [{**item, "content": None, "summary": []} if item.get("type") == "reasoning" else item for item in items]
 
 
@@ -58,7 +58,7 @@ async def go_on(client: AsyncOpenAI, items: list[Any]) -> openai.types.responses
     return await client.responses.create(model="tiny", input=given, tools=TOOLS, store=False)
 
 
-async def test_sealed_reasoning_goes_back_to_the_model_on_another_replica_and_nothing_is_stored(
+async def test_another_replica_decrypts_reasoning_for_the_model_and_nothing_is_stored(
     replica: Replica, upstream: Echo, keys: Plain
 ) -> None:
     items = await thought(replica(NEW).client, upstream)
@@ -67,7 +67,7 @@ async def test_sealed_reasoning_goes_back_to_the_model_on_another_replica_and_no
     assert everything(keys) == {}
 
 
-async def test_a_stream_seals_too(replica: Replica, upstream: Echo) -> None:
+async def test_a_stream_returns_encrypted_reasoning(replica: Replica, upstream: Echo) -> None:
     upstream.stream(reasoning("Hm."), text("Hello"), finish(), usage())
     async with replica(NEW).client.responses.stream(model="tiny", input="Hi", include=SEALED, store=False) as stream:
         sealed = (await stream.get_final_response()).output[0]
@@ -78,14 +78,14 @@ async def test_a_stream_seals_too(replica: Replica, upstream: Echo) -> None:
     assert upstream.messages[1]["reasoning"] == "Hm."
 
 
-async def test_nothing_is_sealed_unasked(replica: Replica, upstream: Echo) -> None:
+async def test_encrypted_content_is_omitted_unless_included(replica: Replica, upstream: Echo) -> None:
     upstream.whole(completion({"content": "Hello", "reasoning": "Hm."}))
     response = await oracle.whole(replica(NEW), input="Hi")
     assert "encrypted_content" not in response["output"][0]
 
 
-async def test_a_key_is_rotated_without_a_miss(replica: Replica, upstream: Echo) -> None:
-    """Roll out old,new; then new,old; then new alone."""
+async def test_secret_keys_can_be_rotated_without_rejecting_an_envelope(replica: Replica, upstream: Echo) -> None:
+    """Deploy old,new first, then new,old, then new alone."""
     before, half, turned, after = replica(OLD), replica(OLD, NEW), replica(NEW, OLD), replica(NEW)
     for sealing, opening in ((before, half), (half, before), (half, turned), (turned, half), (turned, after), (after, half)):
         items = await thought(sealing.client, upstream)
@@ -93,7 +93,7 @@ async def test_a_key_is_rotated_without_a_miss(replica: Replica, upstream: Echo)
         assert upstream.messages[1]["reasoning"] == TURN["reasoning"]
 
 
-async def test_an_envelope_of_a_key_that_is_gone_is_a_400(replica: Replica, upstream: Echo) -> None:
+async def test_an_envelope_of_a_removed_key_is_a_400(replica: Replica, upstream: Echo) -> None:
     items = await thought(replica(OLD).client, upstream)
     asked = len(upstream.requests)
     with pytest.raises(openai.BadRequestError) as error:
@@ -103,9 +103,7 @@ async def test_an_envelope_of_a_key_that_is_gone_is_a_400(replica: Replica, upst
 
 
 @pytest.mark.parametrize("envelope", ["gAAAAABmabc=", "rmw1.", "rmw1.00000000.AAAA", "rmw1.x.é", "", "." * 99])
-async def test_a_foreign_envelope_is_a_400_where_there_is_no_other_text(
-    replica: Replica, upstream: Echo, envelope: str
-) -> None:
+async def test_a_foreign_envelope_without_plain_text_is_a_400(replica: Replica, upstream: Echo, envelope: str) -> None:
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": envelope}
     with pytest.raises(openai.BadRequestError) as error:
         await replica(NEW).client.responses.create(model="tiny", input=[item, {"role": "user", "content": "Hi"}])  # type: ignore[list-item]
@@ -113,7 +111,7 @@ async def test_a_foreign_envelope_is_a_400_where_there_is_no_other_text(
     assert upstream.requests == []
 
 
-async def test_a_foreign_envelope_is_passed_over_where_the_text_stands_beside_it(replica: Replica, upstream: Echo) -> None:
+async def test_a_foreign_envelope_with_plain_text_is_ignored(replica: Replica, upstream: Echo) -> None:
     client = replica(NEW).client
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     for plain in (
@@ -135,7 +133,7 @@ async def test_a_tampered_envelope_is_a_400(replica: Replica, upstream: Echo) ->
         await go_on(client, items)
 
 
-async def test_an_envelope_of_another_owner_does_not_open(replica: Replica, upstream: Echo) -> None:
+async def test_an_envelope_of_another_owner_is_a_400(replica: Replica, upstream: Echo) -> None:
     client = replica(NEW).client
     items = without_text(await thought(client, upstream))
     with pytest.raises(openai.BadRequestError) as error:
@@ -143,7 +141,7 @@ async def test_an_envelope_of_another_owner_does_not_open(replica: Replica, upst
     assert error.value.code == "invalid_encrypted_content"
 
 
-async def test_what_a_client_sent_sealed_is_not_stored_in_the_open(replica: Replica, upstream: Echo, keys: Plain) -> None:
+async def test_reasoning_received_encrypted_is_not_stored_in_plain_text(replica: Replica, upstream: Echo, keys: Plain) -> None:
     client = replica(NEW).client
     items = without_text(await thought(client, upstream))
     given: Any = [*items, *answer("c1")]
@@ -158,7 +156,7 @@ async def test_what_a_client_sent_sealed_is_not_stored_in_the_open(replica: Repl
     assert listed[1].encrypted_content == items[1]["encrypted_content"]  # type: ignore[union-attr]
 
 
-async def test_a_stored_envelope_whose_key_is_gone_does_not_bar_the_chain(replica: Replica, upstream: Echo) -> None:
+async def test_a_stored_envelope_of_a_removed_key_does_not_prevent_continuation(replica: Replica, upstream: Echo) -> None:
     old = replica(OLD).client
     given: Any = [*without_text(await thought(old, upstream)), *answer("c1")]
     stored = await old.responses.create(model="tiny", input=given, tools=TOOLS)
@@ -166,7 +164,7 @@ async def test_a_stored_envelope_whose_key_is_gone_does_not_bar_the_chain(replic
     assert answered.output_text == "And?!"
 
 
-async def test_without_secret_keys_an_envelope_opens_where_it_was_made(replica: Replica, upstream: Echo) -> None:
+async def test_without_secret_keys_only_the_replica_that_made_an_envelope_opens_it(replica: Replica, upstream: Echo) -> None:
     here, elsewhere = replica(), replica()
     items = without_text(await thought(here.client, upstream))
     await go_on(here.client, items)

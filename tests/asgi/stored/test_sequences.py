@@ -1,4 +1,4 @@
-"""Any sequence of operations, by two owners, against a model that is two lists."""
+"""Sequences of operations by two owners, compared with a model of two lists."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Thing:
 
 
 class World:
-    """The server, and what we believe of it. Every step is taken in the one and in the other."""
+    """The server and its expected state. Every step is applied to both."""
 
     def __init__(self, http: httpx.AsyncClient, upstream: Echo) -> None:
         self.http = http
@@ -67,7 +67,7 @@ class World:
         return await self.ask(owner, "POST", "/v1/responses", {"model": "tiny", "input": f"text {self.count}", **stands_on})
 
     def check_created(self, answer: httpx.Response, history: list[str]) -> list[str]:
-        """Checks that the model saw `history`, and returns it with what the response adds."""
+        """Check that the upstream received `history`; return it with the texts that the response adds."""
         assert answer.status_code == 200, answer.text
         given = f"text {self.count}"
         assert said(self.upstream.messages) == [*history, given]
@@ -151,7 +151,7 @@ async def run(steps: list[Step], redis_url: str) -> World:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
-def test_any_sequence_of_operations_does_what_the_model_does(redis_url: str, steps: list[Step]) -> None:
+def test_any_sequence_of_operations_agrees_with_the_model(redis_url: str, steps: list[Step]) -> None:
     with redis.Redis.from_url(redis_url) as keys:
         keys.flushdb()
         world = asyncio.run(run(steps, redis_url))
