@@ -26,7 +26,7 @@ OK = {"type": "http.response.start", "status": 200, "headers": [(b"content-type"
 
 @asynccontextmanager
 async def client_of(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of `app`; no task may be left once it is closed."""
+    """Yield a client of `app`. Assert that closing it leaves no tasks."""
     before = asyncio.all_tasks()
     async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:
         yield client
@@ -43,7 +43,7 @@ async def forever(scope: Scope, receive: Receive, send: Send) -> None:
     await anyio.sleep_forever()
 
 
-async def test_each_chunk_is_there_before_the_application_sends_the_next() -> None:
+async def test_each_chunk_is_received_before_the_application_sends_the_next() -> None:
     seen = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ async def test_each_chunk_is_there_before_the_application_sends_the_next() -> No
     assert received == [b"one", b"two", b"three"]
 
 
-async def test_the_head_is_there_before_the_body() -> None:
+async def test_the_head_is_received_before_the_body() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 418, "headers": [(b"x-a", b"1"), (b"x-a", b"2")]})
         await anyio.sleep_forever()
@@ -72,7 +72,7 @@ async def test_the_head_is_there_before_the_body() -> None:
         assert response.headers.get_list("x-a") == ["1", "2"]
 
 
-async def test_the_application_is_held_until_its_chunk_has_been_read() -> None:
+async def test_send_blocks_until_the_chunk_has_been_read() -> None:
     sent = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,7 @@ async def test_the_application_is_held_until_its_chunk_has_been_read() -> None:
         assert [body async for body in chunks] == [b"1", b"2", b"3", b"4"]
 
 
-async def test_the_body_comes_once_and_then_receive_blocks_until_the_reader_leaves() -> None:
+async def test_receive_returns_the_body_once_and_then_blocks_until_the_client_disconnects() -> None:
     messages = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +106,7 @@ async def test_the_body_comes_once_and_then_receive_blocks_until_the_reader_leav
     assert messages[1:] == [{"type": "http.disconnect"}]
 
 
-async def test_receive_tells_of_the_disconnect_once_the_answer_is_complete() -> None:
+async def test_receive_returns_a_disconnect_after_the_answer_is_complete() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await PlainTextResponse("done")(scope, receive, send)
@@ -116,7 +116,7 @@ async def test_receive_tells_of_the_disconnect_once_the_answer_is_complete() -> 
         assert (await client.get("/")).text == "done"
 
 
-async def test_a_reader_that_leaves_cancels_the_application_and_waits_for_its_end() -> None:
+async def test_closing_a_response_cancels_the_application_and_waits_for_its_end() -> None:
     ended = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,10 +133,10 @@ async def test_a_reader_that_leaves_cancels_the_application_and_waits_for_its_en
 
 
 @pytest.mark.parametrize("heeds", [True, False])
-async def test_before_its_answer_an_application_is_told_that_the_reader_left_and_cancelled_if_it_does_not_heed_that(
+async def test_a_disconnect_before_the_answer_cancels_only_an_application_that_ignores_it(
     heeds: bool,
 ) -> None:
-    """vLLM's handlers work in a task, and wait for it or for the client's leaving."""
+    """The handlers of vLLM run their work in a task, and wait for it or for a disconnect."""
     began, ended = asyncio.Event(), asyncio.Event()
     cancelled = []
 
@@ -172,12 +172,12 @@ async def test_before_its_answer_an_application_is_told_that_the_reader_left_and
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 2])
-async def test_a_generator_is_cancelled_where_it_makes_the_next_chunk(chunks: int) -> None:
-    """vLLM's engine is told only there. Starlette closes no generator, and before the first chunk the engine has no request."""
+async def test_a_disconnect_cancels_a_generator_while_it_makes_the_next_chunk(chunks: int) -> None:
+    """Only there can vLLM abort the request. Starlette closes no generators, and the engine has no request before the first chunk."""
     begun, ended = asyncio.Event(), []
 
     async def generate() -> AsyncIterator[bytes]:
-        await asyncio.sleep(0.02)  # the engine takes the request
+        await asyncio.sleep(0.02)  # the engine accepts the request
         begun.set()
         try:
             for _ in range(chunks):
@@ -187,7 +187,7 @@ async def test_a_generator_is_cancelled_where_it_makes_the_next_chunk(chunks: in
             ended.append(type(error))
             raise
 
-    body = generate()  # held, so that no garbage collection closes it
+    body = generate()  # a reference, so that garbage collection does not close it
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(OK)
@@ -203,8 +203,8 @@ async def test_a_generator_is_cancelled_where_it_makes_the_next_chunk(chunks: in
         assert ended == [asyncio.CancelledError]
 
 
-async def test_a_generator_that_was_about_to_send_is_cancelled_where_it_makes_the_next_chunk() -> None:
-    """Starlette streams in a task of its own for servers that do not report a client's leaving by an error of `send`."""
+async def test_a_disconnect_during_a_send_cancels_the_generator_while_it_makes_the_next_chunk() -> None:
+    """Starlette streams in a separate task if `send` of the server does not raise after a disconnect."""
     go_on, ended = asyncio.Event(), []
 
     async def generate() -> AsyncIterator[bytes]:
@@ -217,7 +217,7 @@ async def test_a_generator_that_was_about_to_send_is_cancelled_where_it_makes_th
             ended.append(type(error))
             raise
 
-    body = generate()  # held, so that no garbage collection closes it
+    body = generate()  # a reference, so that garbage collection does not close it
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def stream() -> None:
@@ -238,18 +238,18 @@ async def test_a_generator_that_was_about_to_send_is_cancelled_where_it_makes_th
     assert ended == [asyncio.CancelledError]
 
 
-async def test_a_reader_that_never_iterates_leaves_nothing_behind() -> None:
+async def test_closing_an_unread_response_leaves_no_tasks() -> None:
     async with client_of(forever) as client, client.stream("GET", "/"):
         pass
 
 
-async def test_a_reader_that_never_closes_is_broken_off_with_the_client() -> None:
+async def test_closing_the_client_cancels_the_application_of_an_unclosed_response() -> None:
     async with client_of(forever) as client:
         await client.send(client.build_request("GET", "/"), stream=True)
 
 
 @pytest.mark.parametrize("read_first", [True, False])
-async def test_a_reader_cancelled_while_it_waits_cancels_the_application(read_first: bool) -> None:
+async def test_cancelling_a_waiting_reader_cancels_the_application(read_first: bool) -> None:
     ended = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -274,7 +274,7 @@ async def test_a_reader_cancelled_while_it_waits_cancels_the_application(read_fi
         assert ended.is_set()
 
 
-async def test_closing_twice_does_not_cancel_twice() -> None:
+async def test_closing_a_response_twice_cancels_the_application_once() -> None:
     clean, cleaned = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -298,7 +298,7 @@ async def test_closing_twice_does_not_cancel_twice() -> None:
         assert cleaned.is_set()
 
 
-async def test_an_application_that_ignores_its_cancellation_cannot_send_on() -> None:
+async def test_send_raises_in_an_application_that_ignores_its_cancellation() -> None:
     refused = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -316,7 +316,7 @@ async def test_an_application_that_ignores_its_cancellation_cannot_send_on() -> 
         assert refused == ["The reader has disconnected"]
 
 
-async def test_reading_after_leaving_is_an_error() -> None:
+async def test_reading_a_closed_response_is_an_error() -> None:
     async with client_of(forever) as client:
         response = await client.send(client.build_request("GET", "/"), stream=True)
         stream = response.stream
@@ -348,7 +348,7 @@ async def test_returning_without_an_answer_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("ending", [ValueError("broken"), asyncio.CancelledError(), None])
-async def test_an_answer_that_is_not_completed_is_broken_off_after_what_was_sent(ending: BaseException | None) -> None:
+async def test_an_incomplete_answer_is_an_error_after_the_sent_chunks(ending: BaseException | None) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(OK)
         await send(chunk(b"one"))
@@ -362,7 +362,7 @@ async def test_an_answer_that_is_not_completed_is_broken_off_after_what_was_sent
             await anext(chunks)
 
 
-async def test_work_after_a_complete_answer_does_not_hold_the_reader_and_is_not_cancelled() -> None:
+async def test_background_work_neither_delays_the_reader_nor_is_cancelled() -> None:
     release, done = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -414,7 +414,7 @@ async def test_messages_out_of_order_are_refused(messages: list[dict[str, Any]])
 
 
 async def scope_seen(request: httpx.Request) -> dict[str, Any]:
-    """The scope that an application is called with for `request`."""
+    """Return the scope that an application receives for `request`."""
     seen: dict[str, Any] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -426,7 +426,7 @@ async def scope_seen(request: httpx.Request) -> dict[str, Any]:
     return seen
 
 
-async def test_target_and_headers_are_the_requests_own() -> None:
+async def test_the_scope_has_the_target_and_the_headers_of_the_request() -> None:
     request = httpx.Request(
         "POST",
         "http://app/v1/a%2Fb%20c?x=%41&y",
@@ -445,7 +445,7 @@ async def test_target_and_headers_are_the_requests_own() -> None:
     ]
 
 
-async def test_a_streamed_body_has_its_real_length() -> None:
+async def test_a_streamed_body_gets_a_content_length() -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"hello "
         yield b"world"
@@ -455,14 +455,14 @@ async def test_a_streamed_body_has_its_real_length() -> None:
     assert b"transfer-encoding" not in headers
 
 
-async def test_without_an_outer_scope_the_defaults_are_a_local_clients() -> None:
+async def test_without_an_outer_scope_the_client_is_localhost() -> None:
     scope = await scope_seen(httpx.Request("GET", "http://app:81/"))
     assert scope["asgi"]["version"] == "3.0"
     assert (scope["scheme"], scope["server"], scope["root_path"]) == ("http", ("app", 81), "")
     assert scope["client"] == ("127.0.0.1", 0)
 
 
-async def test_the_outer_scope_is_inherited_but_for_what_its_server_offers() -> None:
+async def test_the_outer_scope_is_inherited_without_server_extensions() -> None:
     outer = {
         "type": "websocket",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -487,7 +487,7 @@ async def test_the_outer_scope_is_inherited_but_for_what_its_server_offers() -> 
     assert "extensions" in outer
 
 
-async def test_a_starlette_application_streams_and_parses_as_over_a_network() -> None:
+async def test_a_starlette_application_parses_requests_and_streams_responses() -> None:
     async def echo(request: Request) -> JSONResponse:
         return JSONResponse({"got": await request.json()})
 

@@ -1,4 +1,4 @@
-"""What another server may send: its answers are read within bounds, and uncompressed only."""
+"""Limits on what an upstream may send: the size of its answers, their encoding and their calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StartBounded = Callable[..., "Ours"]
 
 @pytest.fixture
 def start_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> StartBounded:
-    """Starts ours with a maximum for what the upstream and tools may send for a response."""
+    """Return a function that starts the server with a maximum number of bytes from the upstream and tools for a response."""
 
     def start_bounded(maximum: int, **settings: Any) -> Ours:
         for module in ("upstream.client", "engine.run"):
@@ -42,7 +42,7 @@ def start_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> StartBounded
 
 
 class Endless:
-    """An application whose answers have no end, or are compressed."""
+    """An application with endless or compressed answers."""
 
     def __init__(self, piece: bytes = b" " * (1 << 20), *, status: int = 200, **headers: str) -> None:
         self.piece, self.status, self.headers = piece, status, headers
@@ -106,7 +106,7 @@ async def test_a_compressed_answer_is_refused_unread(ask: Ask, kind: str) -> Non
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-async def test_of_an_error_without_end_the_status_tells_enough(ask: Ask, encoding: str) -> None:
+async def test_an_error_with_an_endless_or_compressed_body_is_reported_by_its_status(ask: Ask, encoding: str) -> None:
     app = Endless(gzip.compress(b" " * (1 << 24)), status=500, content_encoding=encoding)
     error = await _refused(app, ask)
     assert (error.status, error.message) == (502, "The upstream answered with status 500.")
@@ -123,14 +123,18 @@ async def test_a_stream_without_end_is_a_failed_response(start_bounded: StartBou
     assert (await stream(ours)).terminal == "response.completed"
 
 
-async def test_calls_arguments_and_reasoning_count_too(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
+async def test_the_maximum_includes_reasoning_calls_and_refusals(
+    start_bounded: StartBounded, upstream: ScriptedUpstream
+) -> None:
     ours = start_bounded(10_000)
     for piece in (delta(reasoning='"' * 1000), call('"' * 1000, name="f", call_id="c"), delta(refusal="no" * 500)):
         upstream.stream(*[piece] * 20)
         assert (await stream(ours)).response["error"]["message"] == "The upstream sent more than 10000 bytes."
 
 
-async def test_a_whole_answer_that_is_too_large_is_a_502(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
+async def test_a_non_streamed_answer_over_the_maximum_size_is_a_502(
+    start_bounded: StartBounded, upstream: ScriptedUpstream
+) -> None:
     upstream.whole(completion({"content": "a" * 20_000}))
     response = await start_bounded(10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
     assert (response.status_code, response.json()["error"]["message"]) == (502, "The upstream sent more than 10000 bytes.")
@@ -160,7 +164,7 @@ async def test_more_calls_than_a_turn_may_have_fail_the_response(
     assert "more than 512 calls" in response.text
 
 
-async def test_an_index_of_a_call_may_be_any_number(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_index_of_a_call_may_be_any_number(ours: Ours, upstream: ScriptedUpstream) -> None:
     fragment: dict[str, Any] = {"index": 10**9, "id": "c", "function": {"name": "f", "arguments": "{}"}}
     upstream.whole(completion({"content": "ok"}))
     upstream.stream(delta(tool_calls=[fragment]), finish("tool_calls"))

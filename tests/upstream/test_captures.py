@@ -1,4 +1,4 @@
-"""What a real vLLM 0.32 answered (`data/captures`), replayed through the whole server."""
+"""Captured answers of vLLM 0.32 (`data/captures`), replayed through the whole server."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ANSWERED = [name for name in NAMES if name not in FAILED]
 
 
 def queue(upstream: ScriptedUpstream, name: str) -> None:
-    """The capture as an answer, cut where vLLM's own writes ended."""
+    """Queue a capture as the next answer, split as vLLM wrote it."""
     pieces = [piece + b"\n\n" for piece in body(name).split(b"\n\n") if piece.strip()] if is_stream(name) else [body(name)]
     upstream.queue(Answer(pieces, status(name), SSE if is_stream(name) else JSON))
 
 
 @dataclass
 class Said:
-    """What a capture says, gathered in the plainest way."""
+    """The contents of a captured answer, read independently of the product code."""
 
     reasoning: str = ""
     content: str = ""
@@ -81,14 +81,14 @@ def said(name: str) -> Said:
 
 
 def request(name: str) -> dict[str, Any]:
-    """The part of the chat request that shapes how its answer is read."""
+    """Return the parameters of the captured chat request that affect how its answer is read."""
     chat = json.loads((CAPTURES / f"{name}.request.json").read_text())
     tools = [{"type": "function", **tool["function"]} for tool in chat.get("tools", ())]
     return {"tools": tools, **({"include": ["message.output_text.logprobs"]} if chat.get("logprobs") else {})}
 
 
 def expect(document: dict[str, Any], answer: Said) -> None:
-    """The items that the model's words must become."""
+    """Assert that a response has the items, status and usage of a captured answer."""
     reasoning = "".join(part["text"] for item in document["output"] if item["type"] == "reasoning" for part in item["content"])
     messages = [part for item in document["output"] if item["type"] == "message" for part in item["content"]]
     calls = [[item["name"], item["arguments"]] for item in document["output"] if item["type"] == "function_call"]
@@ -111,7 +111,7 @@ def expect(document: dict[str, Any], answer: Said) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-async def test_a_capture_gives_its_items(ours: Ours, upstream: ScriptedUpstream, name: str) -> None:
+async def test_a_captured_answer_becomes_the_expected_items(ours: Ours, upstream: ScriptedUpstream, name: str) -> None:
     answer, asked = said(name), request(name)
     queue(upstream, name)
     queue(upstream, name)
@@ -142,13 +142,13 @@ ERRORS: dict[str, tuple[type[openai.APIStatusError], str | None, str | None]] = 
 }
 
 
-def test_every_captured_error_is_expected() -> None:
+def test_every_captured_error_has_an_expectation() -> None:
     assert sorted(FAILED) == sorted(ERRORS)
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))
 @pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
-async def test_a_captured_error_is_an_exception_of_the_official_client(
+async def test_a_captured_error_raises_the_expected_exception_of_the_official_client(
     patient: Ours, upstream: ScriptedUpstream, name: str, streamed: bool
 ) -> None:
     queue(upstream, name)

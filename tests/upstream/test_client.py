@@ -1,4 +1,4 @@
-"""The calls of the upstream: what is sent along, what is tried again, which dialect is spoken."""
+"""Requests to the upstream: headers, retries, connection failures and detection of the dialect."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def ask(ours: Ours, **headers: str) -> None:
     assert response.status_code == 200, response.text
 
 
-# -- what is sent along -------------------------------------------------------------------------------------------------------
+# -- headers and credentials --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.both_mounts
-async def test_the_callers_credential_goes_on(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_credential_and_listed_headers_of_the_caller_are_forwarded(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     await ask(ours, authorization="Bearer mine", cookie="a=b", x_other="no", x_session_id="s1", traceparent="00-1-2-01")
     sent = upstream.requests[0].headers
@@ -54,14 +54,14 @@ async def test_the_callers_credential_goes_on(ours: Ours, upstream: ScriptedUpst
 
 
 @pytest.mark.both_mounts
-async def test_no_credential_is_made_up(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_without_a_credential_of_the_caller_none_is_sent(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     await ask(ours)
     assert "authorization" not in upstream.requests[0].headers
 
 
 @pytest.mark.both_mounts
-async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_credential_may_contain_non_ascii_bytes(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     response = await ours.http.post("/v1/responses", json=BODY, headers={b"authorization": "Bearer clé".encode()})
     assert response.status_code == 200, response.text
@@ -69,14 +69,14 @@ async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upst
 
 
 @pytest.mark.both_mounts
-async def test_the_key_that_is_set_replaces_the_callers(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_configured_api_key_replaces_the_credential_of_the_caller(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__api_key="ours")
     upstream.whole(ANSWER)
     await ask(ours, authorization="Bearer mine")
     assert upstream.requests[0].headers["authorization"] == "Bearer ours"
 
 
-async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_rejected_configured_api_key_is_a_502_that_does_not_reveal_it(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__api_key="secret-of-ours")
     for status in (401, 403):
         upstream.whole(error("bad key secret-of-ours", status), status)
@@ -86,7 +86,7 @@ async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, 
 
 
 @pytest.mark.both_mounts
-async def test_a_request_without_a_model_goes_to_the_only_model_of_its_caller(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_model_defaults_to_the_only_model_listed_for_the_caller(ours: Ours, upstream: ScriptedUpstream) -> None:
     for model in ("alices", "bobs"):
         upstream.models = [{**TINY, "id": model}]
         upstream.whole(ANSWER)
@@ -96,7 +96,7 @@ async def test_a_request_without_a_model_goes_to_the_only_model_of_its_caller(ou
 
 
 @pytest.mark.both_mounts
-async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_each_upstream_request_has_a_new_request_id(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     upstream.whole(ANSWER)
     await ask(ours, x_request_id="mine")
@@ -107,7 +107,7 @@ async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUp
 
 
 @pytest.mark.both_mounts
-async def test_an_extra_header_goes_on_where_it_is_listed(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_forward_headers_setting_replaces_the_default_list(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__forward_headers=["x-mine"])
     upstream.whole(ANSWER)
     await ask(ours, x_mine="1", traceparent="00-1-2-01")
@@ -127,11 +127,11 @@ async def test_a_cookie_of_the_upstream_is_not_kept(
     assert "cookie" not in upstream.requests[1].headers
 
 
-async def test_connections_are_used_again(
+async def test_connections_to_the_upstream_are_reused(
     start_at: Callable[..., Ours], serve: Serve, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "_END_TIMEOUT", 60)
-    monkeypatch.setattr(connections, "_KEEPALIVE_EXPIRY", 60)  # checking a stream takes seconds on a busy machine
+    monkeypatch.setattr(connections, "_KEEPALIVE_EXPIRY", 60)  # generous, for busy machines
     ours = start_at("proxy", upstream=serve(upstream, timeout_keep_alive=60))
     for _ in range(3):
         upstream.stream(*HELLO)
@@ -139,13 +139,13 @@ async def test_connections_are_used_again(
     assert len({request.client for request in upstream.requests}) == 1
 
 
-# -- what is tried again ------------------------------------------------------------------------------------------------------
+# -- retries ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [502, 503])
 @pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
 @pytest.mark.both_mounts
-async def test_502_and_503_are_tried_again_within_the_grace(
+async def test_502_and_503_are_retried_within_the_grace_period(
     start: Start, upstream: ScriptedUpstream, status: int, streamed: bool
 ) -> None:
     ours = start(upstream__status_grace=2)
@@ -159,7 +159,7 @@ async def test_502_and_503_are_tried_again_within_the_grace(
 
 
 @pytest.mark.both_mounts
-async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_last_503_is_passed_on_with_its_retry_after(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__status_grace=0)
     upstream.whole({"error": "The model is currently scaling"}, 503, headers={"retry-after": "3"})
     response = await ours.http.post("/v1/responses", json=BODY)
@@ -169,7 +169,7 @@ async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream:
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 504])
-async def test_other_errors_are_not_tried_again(start: Start, upstream: ScriptedUpstream, status: int) -> None:
+async def test_other_error_statuses_are_not_retried(start: Start, upstream: ScriptedUpstream, status: int) -> None:
     ours = start(upstream__status_grace=2)
     upstream.whole(error("no", status), status)
     await ours.http.post("/v1/responses", json=BODY)
@@ -177,7 +177,7 @@ async def test_other_errors_are_not_tried_again(start: Start, upstream: Scripted
 
 
 @pytest.mark.both_mounts
-async def test_nothing_is_tried_again_once_something_came(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_an_error_within_the_stream_is_not_retried(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__status_grace=2)
     upstream.stream(text("Hel"), error("busy", 503), done=False)
     assert (await stream(ours)).terminal == "response.failed"
@@ -186,10 +186,10 @@ async def test_nothing_is_tried_again_once_something_came(start: Start, upstream
     assert len(upstream.requests) == 2
 
 
-# -- connections that fail (over the network only) -----------------------------------------------------------------------------
+# -- connection failures (over the network only) -------------------------------------------------------------------------------
 
 
-async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) -> None:
+async def test_an_unreachable_upstream_is_a_502(start_at: Callable[..., Ours]) -> None:
     ours = start_at("proxy", upstream=f"http://127.0.0.1:{free_port()}", upstream__status_grace=1)
     for body in (BODY, {**BODY, "stream": True}):
         response = await ours.http.post("/v1/responses", json=body)
@@ -197,7 +197,7 @@ async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) ->
         assert response.json()["error"]["code"] == "upstream_unreachable"
 
 
-async def test_an_upstream_that_is_away_is_no_timeout_however_long_the_grace(
+async def test_an_unreachable_upstream_is_a_502_and_not_a_timeout_with_a_long_grace_period(
     start_at: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CHECK_TIMEOUT", 0.5)
@@ -206,7 +206,7 @@ async def test_an_upstream_that_is_away_is_no_timeout_however_long_the_grace(
     assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_unreachable")
 
 
-async def test_an_upstream_that_comes_within_the_grace_is_waited_for(
+async def test_a_request_waits_for_an_upstream_that_starts_within_the_grace_period(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     port = free_port()
@@ -217,7 +217,7 @@ async def test_an_upstream_that_comes_within_the_grace_is_waited_for(
         assert (await request).terminal == "response.completed"
 
 
-async def test_an_upstream_that_was_away_at_the_start_is_known_when_it_comes(
+async def test_the_dialect_is_detected_if_the_upstream_starts_later(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     port = free_port()
@@ -226,10 +226,10 @@ async def test_an_upstream_that_was_away_at_the_start_is_known_when_it_comes(
     serve(upstream, port=port)
     upstream.whole(ANSWER)
     await whole(ours, reasoning={"effort": "low"})
-    assert upstream.requests[0].json["chat_template_kwargs"] == {"enable_thinking": True}  # that is vLLM's
+    assert upstream.requests[0].json["chat_template_kwargs"] == {"enable_thinking": True}  # as vLLM expects it
 
 
-async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Callable[..., Ours]) -> None:
+async def test_a_connection_reset_within_the_answer_fails_the_response(start_at: Callable[..., Ours]) -> None:
     async with raw_server(0, _reset_within) as port:
         ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm")
         streamed = await stream(ours)
@@ -238,7 +238,7 @@ async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Call
         assert response.status_code == 502
 
 
-async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Callable[..., Ours]) -> None:
+async def test_a_connection_reset_before_the_answer_is_a_502(start_at: Callable[..., Ours]) -> None:
     async with raw_server(0, _reset_before) as port:
         ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=5)
         response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
@@ -269,7 +269,7 @@ async def test_a_request_that_kills_a_server_is_sent_once(start_at: Callable[...
     assert requests == 2
 
 
-async def test_a_connection_that_cannot_be_made_in_time_is_504(
+async def test_a_connection_attempt_that_takes_too_long_is_a_504(
     start_at: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.upstream.client.CONNECT_TIMEOUT", 0.1)
@@ -284,7 +284,7 @@ async def test_a_connection_that_cannot_be_made_in_time_is_504(
 
 
 class _filled:  # noqa: N801 (a context manager, used as a function)
-    """Fills the queue of a listener that accepts nobody, so that the next connection hangs."""
+    """Fill the backlog of a listener that accepts no connections, so that the next connection hangs."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._sockets = []
@@ -303,7 +303,7 @@ class _filled:  # noqa: N801 (a context manager, used as a function)
 
 @asynccontextmanager
 async def raw_server(port: int, conversation: Conversation) -> AsyncIterator[int]:
-    """A server of bare connections, each for one request."""
+    """A raw TCP server whose connections each serve one request."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -335,7 +335,7 @@ async def _reset_before(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     writer.transport.abort()
 
 
-# -- which dialect ------------------------------------------------------------------------------------------------------------
+# -- detection of the dialect -------------------------------------------------------------------------------------------------
 
 TGI_INFO = {"model_id": "m", "max_total_tokens": 5}
 
@@ -372,22 +372,22 @@ async def test_the_dialect_is_detected(
     visits = len(upstream.visits)
     upstream.whole(ANSWER)
     await whole(ours)
-    assert len(upstream.visits) == visits  # asked once
+    assert len(upstream.visits) == visits  # detected only once
 
 
 @pytest.mark.both_mounts
-async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_configured_dialect_is_not_detected(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__dialect="tgi")
     upstream.whole(ANSWER)
     await whole(ours)
     assert upstream.visits == []
     response = await ours.http.post("/v1/responses", json={**BODY, "reasoning": {"effort": "low"}})
-    assert response.status_code == 400  # which TGI does not have
+    assert response.status_code == 400  # not supported by TGI
 
 
 @pytest.mark.parametrize("page", [{"detail": "none of your business"}, b"<html>Welcome</html>"], ids=["no list", "web page"])
 @pytest.mark.both_mounts
-async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(
+async def test_an_upstream_without_a_list_of_models_is_called_in_the_openai_dialect(
     start: Start, upstream: ScriptedUpstream, page: Any
 ) -> None:
     upstream.pages["/v1/models"] = page
@@ -398,12 +398,12 @@ async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(
     visits = len(upstream.visits)
     upstream.whole(ANSWER)
     await whole(ours)
-    assert len(upstream.visits) == visits + 1  # not detected yet, but asked only once for each turn
+    assert len(upstream.visits) == visits + 1  # not detected yet, but tried only once per turn
 
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.both_mounts
-async def test_an_operators_key_that_may_not_list_models_can_be_used_for_answers(
+async def test_a_configured_api_key_need_not_be_allowed_to_list_models(
     start: Start, upstream: ScriptedUpstream, status: int
 ) -> None:
     upstream.pages["/v1/models"] = json_answer(error("This key may not list models.", status), status)
@@ -414,7 +414,7 @@ async def test_an_operators_key_that_may_not_list_models_can_be_used_for_answers
 
 
 @pytest.mark.both_mounts
-async def test_the_credential_is_needed_for_the_models_too(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_credential_of_the_caller_is_sent_when_listing_models(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.whole(ANSWER)
     response = await ours.http.post("/v1/responses", json={"input": "Hi"}, headers={"authorization": "Bearer mine"})

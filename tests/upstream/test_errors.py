@@ -1,4 +1,4 @@
-"""Which errors of the upstream are an overload, and how long it asks to wait."""
+"""Errors of the upstream: overloads, messages, headers and `retry-after`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from responses_mw.upstream.errors import from_frame, from_status, from_transport
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
-def test_an_overloaded_upstream_may_be_asked_again(status: int) -> None:
+def test_429_502_and_503_are_overloads_with_a_retry_after(status: int) -> None:
     error = from_status(status, b"busy", httpx.Headers({"retry-after": "7"}))
     assert (error.is_overload, error.retry_after) == (True, 7)
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 500, 504])
-def test_other_errors_are_no_overload(status: int) -> None:
+def test_other_statuses_are_not_overloads(status: int) -> None:
     assert not from_status(status, b"no", httpx.Headers()).is_overload
 
 
@@ -31,7 +31,7 @@ def test_other_errors_are_no_overload(status: int) -> None:
         (503, b"upstream connect error or disconnect/reset before headers. reset reason: connection termination"),
     ],
 )
-def test_a_gateway_whose_server_broke_off_after_a_while_is_no_overload(status: int, body: bytes) -> None:
+def test_a_gateway_error_after_the_server_worked_for_a_while_is_not_an_overload(status: int, body: bytes) -> None:
     assert from_status(status, body, httpx.Headers(), elapsed=0.1).is_overload
     late = from_status(status, body, httpx.Headers(), elapsed=3)
     assert isinstance(late, UpstreamBrokeOff)
@@ -39,7 +39,7 @@ def test_a_gateway_whose_server_broke_off_after_a_while_is_no_overload(status: i
     assert from_status(503, b"The model is busy.", httpx.Headers(), elapsed=3).is_overload
 
 
-def test_an_exhausted_quota_is_no_overload() -> None:
+def test_an_exhausted_quota_is_not_an_overload() -> None:
     body = orjson.dumps({"error": {"message": "You exceeded your current quota.", "code": "insufficient_quota"}})
     assert not from_status(429, body, httpx.Headers()).is_overload
 
@@ -51,18 +51,18 @@ def test_the_members_of_an_error_may_have_any_type(value: object) -> None:
         assert (error.status, error.param, error.code) == (502, None, None)
 
 
-def test_a_message_that_is_nested_without_end_is_left_out() -> None:
+def test_a_deeply_nested_message_is_omitted() -> None:
     body = b'{"error":{"message":%b}}' % (b"[" * 500 + b"]" * 500)
     assert from_status(400, body, httpx.Headers()).message == "The upstream answered with status 400."
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "1e9", "Thu, 99 Nov 2026 00:00:00 GMT", "\u0661"])
-def test_an_invalid_retry_after_is_none(value: str) -> None:
+def test_an_invalid_retry_after_is_ignored(value: str) -> None:
     assert from_status(503, b"", httpx.Headers([(b"retry-after", value.encode())])).retry_after is None
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_header_that_cannot_be_sent_is_left_out(status: int) -> None:
+def test_headers_that_are_invalid_or_not_listed_are_omitted(status: int) -> None:
     given = [(b"x-ratelimit-note", "€".encode()), (b"retry-after", b"7"), (b"x-ratelimit-limit", b"9" * 300), (b"server", b"x")]
     assert from_status(status, b"", httpx.Headers(given)).headers == {"retry-after": "7"}
 
@@ -83,11 +83,11 @@ def test_a_retry_after_may_be_a_date() -> None:
         (b"upstream connect error", "upstream connect error"),
     ],
 )
-def test_of_a_page_of_html_only_its_title_is_shown(page: bytes, message: str) -> None:
+def test_the_message_of_an_html_page_is_its_title(page: bytes, message: str) -> None:
     assert from_status(502, page, httpx.Headers()).message == message
 
 
-def test_a_connection_that_was_never_made_is_an_overload_and_a_broken_one_is_not() -> None:
+def test_a_failed_connection_attempt_is_an_overload_and_a_broken_connection_is_not() -> None:
     assert from_transport(httpx.ConnectError("refused")).is_overload
     assert from_transport(httpx.ConnectTimeout("refused")).is_overload
     assert not from_transport(httpx.ReadError("reset")).is_overload

@@ -1,4 +1,4 @@
-"""The network transport against real sockets, under asyncio's loop and under uvloop."""
+"""The network transport with real sockets, on the event loop of asyncio and on uvloop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture
 async def transport(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NetworkTransport]:
-    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)  # on a busy machine, the next request may come late
+    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)  # generous, for busy machines
     async with NetworkTransport() as transport:
         yield transport
     assert not [task for task in asyncio.all_tasks() if "responses_mw/upstream" in repr(task)]
@@ -64,14 +64,14 @@ async def transport(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NetworkTra
 
 @asynccontextmanager
 async def listening(conversation: Conversation, **options: Any) -> AsyncIterator[str]:
-    """A server of bare bytes; a connection is closed when its conversation ends."""
+    """A raw TCP or TLS server that closes a connection when its conversation ends."""
 
     async def connected(reader: Reader, writer: Writer) -> None:
         conversations.add(asyncio.current_task())
         try:
             await conversation(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client left
+            pass  # the client disconnected
         finally:
             writer.close()
 
@@ -90,7 +90,7 @@ async def listening(conversation: Conversation, **options: Any) -> AsyncIterator
 
 
 def answering(*answers: bytes) -> Conversation:
-    """Gives one answer to each request, then closes."""
+    """Return a conversation that sends these answers, one for each request, and closes the connection."""
 
     async def conversation(reader: Reader, writer: Writer) -> None:
         for answer in answers:
@@ -102,7 +102,7 @@ def answering(*answers: bytes) -> Conversation:
 
 
 async def forever(reader: Reader, writer: Writer, answer: bytes = OK) -> None:
-    """Gives the same answer to each request, until the client leaves."""
+    """Send the same answer to each request until the client disconnects."""
     while True:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -113,7 +113,7 @@ async def silence(reader: Reader, writer: Writer) -> None:
 
 
 class Counted:
-    """Counts the connections of a conversation, and knows those that are open."""
+    """Count all connections and the open connections of a conversation."""
 
     def __init__(self, conversation: Conversation = forever) -> None:
         self._conversation = conversation
@@ -138,7 +138,7 @@ def reset(writer: Writer) -> None:
 async def ask(
     transport: NetworkTransport, url: str, method: str = "GET", timeouts: dict[str, float] | None = None, **request: Any
 ) -> httpx.Response:
-    """The answer, its body not yet read."""
+    """Send a request and return the response, without reading its body."""
     request.setdefault("extensions", {})["timeout"] = timeouts or {}
     async with asyncio.timeout(60):
         return await transport.handle_async_request(httpx.Request(method, url, **request))
@@ -169,7 +169,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def settled(read: Callable[[], int]) -> int:
-    """A counter once it has stood still for 0.2 s."""
+    """Return a counter once it has not changed for 0.2 s."""
     before = -1
     while before != read():
         before = read()
@@ -180,7 +180,7 @@ async def settled(read: Callable[[], int]) -> int:
 # -- requests ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_sent_as_it_is_with_its_body_in_one_write(transport: NetworkTransport) -> None:
+async def test_target_and_headers_are_sent_unchanged_with_the_body_in_one_write(transport: NetworkTransport) -> None:
     received: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -196,7 +196,7 @@ async def test_a_request_is_sent_as_it_is_with_its_body_in_one_write(transport: 
     ]
 
 
-async def test_the_target_is_the_urls_where_none_is_given(transport: NetworkTransport) -> None:
+async def test_the_target_defaults_to_path_and_query_of_the_url(transport: NetworkTransport) -> None:
     heads: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -220,7 +220,7 @@ async def test_a_header_cannot_begin_another(transport: NetworkTransport, value:
 
 
 class Body(httpx.AsyncByteStream):
-    """A request's body whose parts are sent as they are; an exception among them is raised, an event awaited."""
+    """A request body that yields its parts. Exceptions among them are raised, and events awaited."""
 
     def __init__(self, *parts: bytes | Exception | asyncio.Event) -> None:
         self._parts = parts
@@ -249,7 +249,9 @@ class Body(httpx.AsyncByteStream):
         ({}, b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"),
     ],
 )
-async def test_a_body_is_streamed_as_its_headers_say(transport: NetworkTransport, headers: dict[str, str], sent: bytes) -> None:
+async def test_a_streamed_body_is_framed_by_its_headers_or_else_chunked(
+    transport: NetworkTransport, headers: dict[str, str], sent: bytes
+) -> None:
     received: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -282,7 +284,7 @@ async def test_a_body_of_bytes_may_be_chunked(transport: NetworkTransport, body:
     assert received == [sent, b"GET / HTTP/1.1\r\n"]
 
 
-async def test_a_body_of_bytes_that_nothing_announces_gets_its_length(transport: NetworkTransport) -> None:
+async def test_a_body_of_bytes_without_framing_headers_gets_a_content_length(transport: NetworkTransport) -> None:
     received: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -331,7 +333,7 @@ async def test_a_head_that_does_not_fit_its_body_is_not_sent(
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "GET /x HTTP/1.1\r\nx: ", "G T", ""])
-async def test_a_method_that_changes_the_framing_is_not_sent(transport: NetworkTransport, method: str) -> None:
+async def test_connect_and_invalid_methods_are_not_sent(transport: NetworkTransport, method: str) -> None:
     served = Counted()
     async with listening(served) as url:
         with pytest.raises(httpx.LocalProtocolError):
@@ -339,7 +341,7 @@ async def test_a_method_that_changes_the_framing_is_not_sent(transport: NetworkT
     assert served.total == 0
 
 
-async def test_a_streamed_body_never_sends_more_than_was_announced(transport: NetworkTransport) -> None:
+async def test_a_streamed_body_never_sends_more_than_its_content_length(transport: NetworkTransport) -> None:
     received: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -358,7 +360,7 @@ async def test_a_streamed_body_never_sends_more_than_was_announced(transport: Ne
     assert b"GET" not in b"".join(received)
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["answered at the end", "answered early"])
+@pytest.mark.parametrize("early", [False, True], ids=["late answer", "early answer"])
 async def test_a_connection_whose_request_lacks_announced_bytes_is_not_used_again(
     transport: NetworkTransport, early: bool
 ) -> None:
@@ -384,7 +386,7 @@ async def test_a_connection_whose_request_lacks_announced_bytes_is_not_used_agai
         await until(lambda: served.total == 1 and served.open == 0)
 
 
-async def test_a_body_is_held_by_a_server_that_does_not_read(transport: NetworkTransport) -> None:
+async def test_a_streamed_body_waits_for_a_server_that_does_not_read(transport: NetworkTransport) -> None:
     go = asyncio.Event()
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -402,7 +404,7 @@ async def test_a_body_is_held_by_a_server_that_does_not_read(transport: NetworkT
         assert await answer == b"ok"
 
 
-async def test_an_early_answer_is_seen_and_read_while_the_body_is_being_sent(transport: NetworkTransport) -> None:
+async def test_an_early_answer_is_read_while_the_body_is_being_sent(transport: NetworkTransport) -> None:
     rest = asyncio.Event()
     served = Counted(answering(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig"))
     body = Body(b"hello", rest)
@@ -412,10 +414,10 @@ async def test_an_early_answer_is_seen_and_read_while_the_body_is_being_sent(tra
         assert await reads(response) == [b"big"]
         await response.aclose()
         assert body.left
-        await until(lambda: served.open == 0)  # half a request cannot be followed by another
+        await until(lambda: served.open == 0)  # after half a request, the connection cannot be reused
 
 
-async def test_both_bodies_may_be_under_way(transport: NetworkTransport) -> None:
+async def test_request_and_response_bodies_can_be_streamed_at_the_same_time(transport: NetworkTransport) -> None:
     async def echo(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(CHUNKED)
@@ -438,7 +440,7 @@ async def test_both_bodies_may_be_under_way(transport: NetworkTransport) -> None
     assert served.total == 1
 
 
-async def test_what_a_body_raises_comes_through(transport: NetworkTransport) -> None:
+async def test_an_exception_of_a_streamed_body_is_raised_and_closes_the_connection(transport: NetworkTransport) -> None:
     served = Counted(silence)
     async with listening(served) as url:
         with pytest.raises(ValueError, match="no more"):
@@ -446,7 +448,7 @@ async def test_what_a_body_raises_comes_through(transport: NetworkTransport) -> 
         await until(lambda: served.open == 0)
 
 
-async def test_a_request_that_is_cancelled_leaves_its_body(transport: NetworkTransport) -> None:
+async def test_cancelling_a_request_closes_its_body_and_its_connection(transport: NetworkTransport) -> None:
     served = Counted(silence)
     body = Body(b"hello", asyncio.Event())
     async with listening(served) as url:
@@ -458,7 +460,7 @@ async def test_a_request_that_is_cancelled_leaves_its_body(transport: NetworkTra
         await until(lambda: served.open == 0)
 
 
-async def test_a_server_that_breaks_off_a_request_is_a_write_error(transport: NetworkTransport) -> None:
+async def test_a_connection_reset_while_sending_is_a_write_error(transport: NetworkTransport) -> None:
     async def conversation(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"hello")
         reset(writer)
@@ -468,7 +470,7 @@ async def test_a_server_that_breaks_off_a_request_is_a_write_error(transport: Ne
             await ask(transport, url, "POST", headers={"content-length": "9"}, stream=Body(b"hello", asyncio.Event()))
 
 
-# -- answers -------------------------------------------------------------------------------------------------------------
+# -- responses -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -510,7 +512,7 @@ async def test_an_answer_is_read_to_its_end(
         assert b"".join(await reads(response)) == body
 
 
-async def test_headers_are_raw_and_bodies_as_compressed_as_they_came(transport: NetworkTransport) -> None:
+async def test_headers_are_returned_raw_and_bodies_are_not_decompressed(transport: NetworkTransport) -> None:
     body = gzip.compress(b"hello")
     lines = b"Set-Cookie: a=1\r\nX-B: \xe9\r\nset-cookie: b=2\r\nContent-Encoding: gzip\r\nContent-Length: %d" % len(body)
     async with listening(answering(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n\r\n" + body)) as url:
@@ -519,7 +521,7 @@ async def test_headers_are_raw_and_bodies_as_compressed_as_they_came(transport: 
         assert b"".join(await reads(response)) == body
 
 
-async def test_one_read_of_the_socket_is_one_read_of_the_body(transport: NetworkTransport) -> None:
+async def test_all_chunks_of_one_socket_read_are_returned_together(transport: NetworkTransport) -> None:
     go = asyncio.Event()
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -543,7 +545,7 @@ async def test_one_read_of_the_socket_is_one_read_of_the_body(transport: Network
 
 @pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK\r\n\r\nabc"])
 @pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
-async def test_an_answer_that_breaks_off_is_an_error_after_what_came(
+async def test_an_answer_cut_short_is_an_error_after_the_received_data(
     transport: NetworkTransport, answer: bytes, is_reset: bool
 ) -> None:
     read = asyncio.Event()
@@ -568,7 +570,7 @@ async def test_an_answer_that_breaks_off_is_an_error_after_what_came(
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 20", b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_head_that_breaks_off_is_an_error(transport: NetworkTransport, answer: bytes) -> None:
+async def test_a_head_cut_short_is_an_error(transport: NetworkTransport, answer: bytes) -> None:
     async with listening(answering(answer)) as url:
         with pytest.raises(httpx.RemoteProtocolError):
             await ask(transport, url)
@@ -605,14 +607,16 @@ LONG = b"a" * 70_000
         (b"HTTP/1.1 103 Early Hints\r\nlink: %b\r\n\r\n" % LONG[:1000]) * 70,
     ],
 )
-async def test_a_head_without_end_is_an_error(transport: NetworkTransport, begun: bytes) -> None:
+async def test_a_head_over_the_maximum_length_is_an_error(transport: NetworkTransport, begun: bytes) -> None:
     async with listening(lambda reader, writer: forever(reader, writer, begun)) as url, asyncio.timeout(30):
         with pytest.raises(httpx.RemoteProtocolError, match="too long"):
             await ask(transport, url)
 
 
 @pytest.mark.parametrize("rest", [b"3;" + LONG, b"0\r\nx: " + LONG])
-async def test_a_chunk_extension_or_trailer_without_end_is_an_error(transport: NetworkTransport, rest: bytes) -> None:
+async def test_a_chunk_extension_or_trailer_over_the_maximum_length_is_an_error(
+    transport: NetworkTransport, rest: bytes
+) -> None:
     began = asyncio.Event()
 
     async def late(reader: Reader, writer: Writer) -> None:
@@ -630,7 +634,7 @@ async def test_a_chunk_extension_or_trailer_without_end_is_an_error(transport: N
             await anext(stream)
 
 
-async def test_garbage_within_the_body_is_an_error_after_what_came(transport: NetworkTransport) -> None:
+async def test_garbage_within_the_body_is_an_error_after_the_received_data(transport: NetworkTransport) -> None:
     async with listening(lambda reader, writer: forever(reader, writer, PART + b"zz\r\n")) as url:
         stream = stream_of(await ask(transport, url))
         assert await anext(stream) == b"abc"
@@ -638,10 +642,10 @@ async def test_garbage_within_the_body_is_an_error_after_what_came(transport: Ne
             await anext(stream)
 
 
-# -- readers -------------------------------------------------------------------------------------------------------------
+# -- reading, flow control and disconnects -------------------------------------------------------------------------------
 
 
-async def test_a_server_is_held_by_a_reader_that_does_not_read(transport: NetworkTransport) -> None:
+async def test_a_server_waits_for_a_reader_that_does_not_read(transport: NetworkTransport) -> None:
     sent = 0
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -663,7 +667,7 @@ async def test_a_server_is_held_by_a_reader_that_does_not_read(transport: Networ
     assert served.total == 1
 
 
-async def test_a_reader_that_leaves_closes_the_connection(transport: NetworkTransport) -> None:
+async def test_closing_a_response_before_its_end_closes_the_connection(transport: NetworkTransport) -> None:
     served = Counted(lambda reader, writer: forever(reader, writer, PART))
     async with listening(served) as url:
         response = await ask(transport, url)
@@ -716,7 +720,7 @@ async def test_data_that_arrives_while_the_reader_waits_can_be_diverted(transpor
     assert seen == [b"one", b"two", b"no!", b"bad"]
 
 
-async def test_a_read_that_is_cancelled_loses_nothing(transport: NetworkTransport) -> None:
+async def test_a_cancelled_read_loses_no_data(transport: NetworkTransport) -> None:
     go = asyncio.Event()
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -740,7 +744,7 @@ async def test_a_read_that_is_cancelled_loses_nothing(transport: NetworkTranspor
 
 
 @pytest.mark.parametrize("is_diverted", [False, True])
-async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTransport, is_diverted: bool) -> None:
+async def test_a_completed_exchange_is_freed_without_garbage_collection(transport: NetworkTransport, is_diverted: bool) -> None:
     async with listening(forever) as url:
         gc.collect()
         gc.disable()
@@ -748,7 +752,7 @@ async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTrans
             response = await ask(transport, url, "POST", headers={"content-length": "5"}, stream=Body(b"hello"))
             exchange = weakref.ref(response.stream)
             assert await reads(response) == [b"ok"]
-            if is_diverted:  # too late, and to a function that refers to the response
+            if is_diverted:  # too late, and to a function with a reference to the response
                 response.extensions["divert"](partial(reads, response))
             await response.aclose()
             del response
@@ -759,7 +763,7 @@ async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTrans
 
 
 @pytest.mark.parametrize("is_sending", [False, True])
-async def test_an_exchange_that_fails_is_freed_with_its_error(transport: NetworkTransport, is_sending: bool) -> None:
+async def test_a_failed_exchange_is_freed_without_garbage_collection(transport: NetworkTransport, is_sending: bool) -> None:
     async def broken(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(PART)
@@ -781,17 +785,17 @@ async def test_an_exchange_that_fails_is_freed_with_its_error(transport: Network
             gc.enable()
 
 
-# -- connections that are used again -------------------------------------------------------------------------------------
+# -- reuse of connections ------------------------------------------------------------------------------------------------
 
 
-async def test_connections_are_used_again_the_last_one_first(transport: NetworkTransport) -> None:
+async def test_the_most_recently_used_idle_connection_is_reused_first(transport: NetworkTransport) -> None:
     async def numbered(reader: Reader, writer: Writer) -> None:
         await forever(reader, writer, b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % served.total)
 
     served = Counted(numbered)
     async with listening(served) as url:
         first, second = await ask(transport, url), None
-        # Complete, though not read: its connection serves the next.
+        # The response is complete, though not read, so that its connection can be reused.
         await until(lambda: bool(first.stream._complete))  # type: ignore[union-attr]
         second = await ask(transport, url)
         assert (await reads(first), await reads(second)) == ([b"1"], [b"1"])
@@ -819,7 +823,7 @@ async def test_connections_are_used_again_the_last_one_first(transport: NetworkT
         ("HEAD", {}, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", 2),
     ],
 )
-async def test_a_connection_is_used_again_where_both_sides_keep_it_and_nothing_is_left_on_it(
+async def test_a_connection_is_reused_only_if_both_sides_keep_it_alive_and_no_data_is_left(
     transport: NetworkTransport, method: str, headers: dict[str, str], answer: bytes, connections: int
 ) -> None:
     served = Counted(lambda reader, writer: forever(reader, writer, answer))
@@ -830,7 +834,7 @@ async def test_a_connection_is_used_again_where_both_sides_keep_it_and_nothing_i
 
 
 @pytest.mark.parametrize("late", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"], ids=["an end", "an answer"])
-async def test_an_idle_connection_that_the_server_ends_is_not_used_again(transport: NetworkTransport, late: bytes) -> None:
+async def test_an_idle_connection_closed_by_the_server_is_not_reused(transport: NetworkTransport, late: bytes) -> None:
     end = asyncio.Event()
 
     async def conversation(reader: Reader, writer: Writer) -> None:
@@ -848,7 +852,9 @@ async def test_an_idle_connection_that_the_server_ends_is_not_used_again(transpo
     assert served.total == 2
 
 
-async def test_an_idle_connection_is_closed_after_a_while(transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_is_closed_after_the_keepalive_expiry(
+    transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 0.1)
     served = Counted()
     async with listening(served) as url:
@@ -860,7 +866,7 @@ async def test_an_idle_connection_is_closed_after_a_while(transport: NetworkTran
 
 
 class Closing:
-    """Answers the first request of a connection; closes at the second one, after a while, without an answer."""
+    """Answer the first request of a connection. Close it without an answer after the second request."""
 
     def __init__(self, *, after: float = 0.0, is_reset: bool = False) -> None:
         self._after = after
@@ -882,14 +888,16 @@ ENDS = pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
 
 
 @ENDS
-async def test_a_request_into_a_stale_connection_is_sent_again_on_a_new_one(
+async def test_a_request_on_a_stale_connection_is_retried_on_a_new_one(
     transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch, is_reset: bool
 ) -> None:
     monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
     closing = Closing(is_reset=is_reset)
     served = Counted(closing)
     async with listening(served) as url:
-        one, two = await asyncio.gather(ask(transport, url), ask(transport, url))  # two connections, idle once they are read
+        one, two = await asyncio.gather(
+            ask(transport, url), ask(transport, url)
+        )  # two connections, which are idle after reading
         assert await reads(one) == await reads(two) == [b"ok"]
         assert await fetch(transport, url, "POST", content=b"hello") == b"ok"
     assert (served.total, closing.requests) == (3, 4)
@@ -907,7 +915,7 @@ async def test_a_request_that_a_used_connection_worked_on_before_it_died_is_not_
         assert closing.requests == 2
 
 
-async def test_a_streamed_request_into_a_stale_connection_is_not_sent_again(
+async def test_a_streamed_request_on_a_stale_connection_is_not_retried(
     transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> AsyncIterator[bytes]:
@@ -923,7 +931,7 @@ async def test_a_streamed_request_into_a_stale_connection_is_not_sent_again(
 
 
 @pytest.mark.parametrize("first", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_request_is_not_sent_again_after_a_byte_of_its_answer(transport: NetworkTransport, first: bytes) -> None:
+async def test_a_request_is_not_retried_after_the_first_byte_of_its_answer(transport: NetworkTransport, first: bytes) -> None:
     async with listening(answering(OK, first)) as url:
         await fetch(transport, url)
         with pytest.raises(httpx.RemoteProtocolError):
@@ -931,7 +939,7 @@ async def test_a_request_is_not_sent_again_after_a_byte_of_its_answer(transport:
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
-async def test_a_request_on_a_new_connection_is_not_sent_again(transport: NetworkTransport, is_reset: bool) -> None:
+async def test_a_request_on_a_new_connection_is_not_retried(transport: NetworkTransport, is_reset: bool) -> None:
     async def conversation(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if is_reset:
@@ -942,16 +950,16 @@ async def test_a_request_on_a_new_connection_is_not_sent_again(transport: Networ
             await ask(transport, url)
 
 
-# -- how they are made ---------------------------------------------------------------------------------------------------
+# -- connection attempts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "no-such-host.invalid", "a" * 64, "a..b"])
-async def test_a_server_that_is_away_is_a_connect_error(transport: NetworkTransport, host: str) -> None:
+async def test_an_unreachable_server_is_a_connect_error(transport: NetworkTransport, host: str) -> None:
     with pytest.raises(httpx.ConnectError):
         await ask(transport, f"http://{host}:{free_port()}")
 
 
-async def test_a_process_that_may_open_no_more_files_says_so(transport: NetworkTransport) -> None:
+async def test_reaching_the_limit_of_open_files_is_reported_as_such(transport: NetworkTransport) -> None:
     async with listening(forever) as url:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as last:
@@ -965,20 +973,20 @@ async def test_a_process_that_may_open_no_more_files_says_so(transport: NetworkT
         assert await fetch(transport, url) == b"ok"
 
 
-def test_a_machine_without_an_address_is_not_said_to_lack_only_ports() -> None:
-    """As where IPv6 is off, and the upstream's address is `[::1]`."""
+def test_an_unavailable_address_is_reported_as_lack_of_an_address_or_a_port() -> None:
+    """This happens if IPv6 is off and the address of the upstream is `[::1]`."""
     reason = failure_reason(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
     assert reason == "this machine has no address or no free port for a connection to it"
 
 
-async def test_another_scheme_is_refused(transport: NetworkTransport) -> None:
+async def test_a_scheme_other_than_http_or_https_is_refused(transport: NetworkTransport) -> None:
     with pytest.raises(httpx.UnsupportedProtocol):
         await ask(transport, "ftp://127.0.0.1")
 
 
 @asynccontextmanager
 async def hanging(family: socket.AddressFamily, address: tuple[str, int]) -> AsyncIterator[int]:
-    """A port whose connections are never accepted, since its queue is full."""
+    """A port that accepts no connections, because its backlog is full."""
     with socket.create_server(address, family=family, backlog=0) as listener:
         waiting = [socket.socket(family) for _ in range(4)]
         for sock in waiting:
@@ -991,7 +999,7 @@ async def hanging(family: socket.AddressFamily, address: tuple[str, int]) -> Asy
                 sock.close()
 
 
-async def test_a_connection_that_cannot_be_made_in_time_is_a_connect_timeout(transport: NetworkTransport) -> None:
+async def test_a_connection_attempt_that_takes_too_long_is_a_connect_timeout(transport: NetworkTransport) -> None:
     async with hanging(socket.AF_INET, ("127.0.0.1", 0)) as port:
         with pytest.raises(httpx.ConnectTimeout):
             await ask(transport, f"http://127.0.0.1:{port}", timeouts={"connect": 0.1})
@@ -1005,7 +1013,7 @@ async def test_an_ipv6_host_is_reached(transport: NetworkTransport) -> None:
 
 
 @needs_ipv6
-async def test_an_address_that_hangs_does_not_hold_up_the_next(transport: NetworkTransport) -> None:
+async def test_a_hanging_address_does_not_delay_the_next(transport: NetworkTransport) -> None:
     loop = asyncio.get_running_loop()
     port = free_port()
 
@@ -1026,7 +1034,7 @@ async def test_an_address_that_hangs_does_not_hold_up_the_next(transport: Networ
             loop.getaddrinfo = original  # type: ignore[method-assign]
 
 
-async def test_small_writes_are_not_held_back(transport: NetworkTransport) -> None:
+async def test_connections_set_tcp_nodelay(transport: NetworkTransport) -> None:
     async with listening(forever) as url:
         await fetch(transport, url)
         (connection,) = transport._pool._idle
@@ -1039,7 +1047,7 @@ async def test_small_writes_are_not_held_back(transport: NetworkTransport) -> No
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's context with a certificate for 127.0.0.1, and a client's that trusts it."""
+    """The TLS context of a server with a certificate for 127.0.0.1, and that of a client that trusts it."""
     path: Path = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
@@ -1063,7 +1071,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.S
 TLS = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
-async def test_tls_connections_are_used_again(tls: TLS) -> None:
+async def test_tls_connections_are_reused(tls: TLS) -> None:
     async def echo(reader: Reader, writer: Writer) -> None:
         while await reader.readuntil(b"\r\n\r\n"):
             body = await reader.readexactly(4 * MIB)
@@ -1080,7 +1088,7 @@ async def test_tls_connections_are_used_again(tls: TLS) -> None:
     assert served.total == 1
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_a_connect_error(transport: NetworkTransport, tls: TLS) -> None:
+async def test_an_untrusted_certificate_is_a_connect_error(transport: NetworkTransport, tls: TLS) -> None:
     async with listening(forever, ssl=tls[0]) as url:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await ask(transport, url)
@@ -1092,7 +1100,9 @@ async def test_a_certificate_for_another_name_is_a_connect_error(tls: TLS) -> No
             await ask(transport, url.replace("127.0.0.1", "localhost"))
 
 
-async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport: NetworkTransport, tls: TLS) -> None:
+async def test_the_message_of_a_connection_error_gives_the_reason_but_not_the_host(
+    transport: NetworkTransport, tls: TLS
+) -> None:
     async def hello(reader: Reader, writer: Writer) -> None:
         writer.write(b"220 welcome\r\n")
 
@@ -1127,7 +1137,7 @@ async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport
             assert "localhost" not in message
 
 
-async def test_a_server_that_does_not_speak_tls_in_time_is_a_connect_timeout(transport: NetworkTransport) -> None:
+async def test_a_tls_handshake_that_takes_too_long_is_a_connect_timeout(transport: NetworkTransport) -> None:
     served = Counted(silence)
     async with listening(served) as url:
         with pytest.raises(httpx.ConnectTimeout):
@@ -1137,7 +1147,7 @@ async def test_a_server_that_does_not_speak_tls_in_time_is_a_connect_timeout(tra
 
 @pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", b""])
 @pytest.mark.parametrize("ending", ["close", "abort", "reset"])
-async def test_an_answer_over_tls_that_breaks_off_is_an_error(tls: TLS, answer: bytes, ending: str) -> None:
+async def test_an_answer_cut_short_over_tls_is_an_error(tls: TLS, answer: bytes, ending: str) -> None:
     async def conversation(reader: Reader, writer: Writer) -> None:
         await answering(answer)(reader, writer)
         await asyncio.sleep(0.02)
@@ -1155,25 +1165,25 @@ async def test_a_body_over_tls_may_end_with_the_connection(tls: TLS) -> None:
         assert await fetch(transport, url) == b"until close"
 
 
-async def test_an_answer_over_tls_may_come_together_with_the_end_of_the_connection(tls: TLS) -> None:
+async def test_an_answer_over_tls_may_arrive_together_with_the_close_of_the_connection(tls: TLS) -> None:
     conversation = answering(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
     async with NetworkTransport(tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
         for _ in range(2):
             assert await fetch(transport, url) == b"ok"
 
 
-async def test_a_request_into_a_stale_tls_connection_is_sent_again(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_on_a_stale_tls_connection_is_retried(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
     async with NetworkTransport(tls[1]) as transport, listening(Closing(), ssl=tls[0]) as url:
         await fetch(transport, url)
         assert await fetch(transport, url) == b"ok"
 
 
-# -- the end -------------------------------------------------------------------------------------------------------------
+# -- closing the transport -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\n\r\nabc"], ids=["chunked", "until close"])
-async def test_closing_the_transport_closes_idle_connections_and_breaks_off_the_others(answer: bytes) -> None:
+async def test_closing_the_transport_closes_idle_connections_and_aborts_the_others(answer: bytes) -> None:
     idle, busy = Counted(), Counted(lambda reader, writer: forever(reader, writer, answer))
     transport = NetworkTransport()
     async with listening(idle) as one, listening(busy) as two:
@@ -1194,11 +1204,11 @@ async def test_closing_the_transport_closes_idle_connections_and_breaks_off_the_
             await ask(transport, one)
 
 
-# -- a real server -------------------------------------------------------------------------------------------------------
+# -- uvicorn -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-async def test_a_real_server_takes_requests_and_streams(transport: NetworkTransport, serve: Serve, http: str) -> None:
+async def test_requests_and_streams_work_with_uvicorn(transport: NetworkTransport, serve: Serve, http: str) -> None:
     clients = set()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

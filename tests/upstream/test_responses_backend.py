@@ -1,4 +1,4 @@
-"""Upstreams that speak the Responses API themselves: state, background, ids and numbers stay ours."""
+"""Upstreams with a Responses API: this server still handles state, background mode, ids and sequence numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def relaying(start: Start) -> Ours:
 
 
 @pytest.mark.both_mounts
-async def test_a_stream_is_the_upstreams_with_our_ids(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_a_stream_of_the_upstream_is_relayed_with_new_ids(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.stream(*answer(), done=False)
     streamed = await oracle.stream(relaying, temperature=0.5, metadata={"a": "b"})
     assert "".join(streamed.deltas) == "Hello"
@@ -51,7 +51,7 @@ async def test_a_stream_is_the_upstreams_with_our_ids(relaying: Ours, upstream: 
 
 
 @pytest.mark.both_mounts
-async def test_a_whole_answer_is_stored_and_found(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_a_non_streamed_answer_is_stored_and_can_be_retrieved(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(response(item()))
     document = await oracle.whole(relaying)
     assert "stream" not in upstream.requests[0].json
@@ -59,7 +59,9 @@ async def test_a_whole_answer_is_stored_and_found(relaying: Ours, upstream: Scri
     assert (await relaying.http.get(f"/v1/responses/{document['id']}")).json() == document
 
 
-async def test_a_chain_is_ours_to_keep(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_a_response_is_continued_by_sending_its_history_to_the_upstream(
+    relaying: Ours, upstream: ScriptedResponses
+) -> None:
     upstream.stream(*answer("One"), done=False)
     first = (await oracle.stream(relaying)).response
     upstream.whole(response(item("Two")))
@@ -75,7 +77,9 @@ async def test_a_chain_is_ours_to_keep(relaying: Ours, upstream: ScriptedRespons
     ]
 
 
-async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_tools_are_called_by_the_upstream_and_their_secrets_are_not_returned(
+    relaying: Ours, upstream: ScriptedResponses
+) -> None:
     tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/mcp", "authorization": "secret-token"}
     call = {"id": "mcp_theirs", "type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}", "output": "4"}
     upstream.whole(response(call, item("4"), tools=[tool]))
@@ -90,7 +94,7 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
 
 
 @pytest.mark.parametrize("url", [5, "http://[::1", "https://user:secret@mcp.example/secret"])
-async def test_a_tool_that_only_the_upstream_checks_may_have_any_url(
+async def test_the_url_of_a_tool_called_by_the_upstream_is_redacted_and_not_validated(
     relaying: Ours, upstream: ScriptedResponses, url: Any
 ) -> None:
     tool = {"type": "mcp", "server_label": "s", "server_url": url}
@@ -101,7 +105,7 @@ async def test_a_tool_that_only_the_upstream_checks_may_have_any_url(
     assert "secret" not in answered.text
 
 
-async def test_the_code_of_an_upstreams_error_is_no_label_of_a_metric(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_the_error_code_of_the_upstream_is_not_a_metric_label(relaying: Ours, upstream: ScriptedResponses) -> None:
     code = f"made up {'x' * 300}"
     upstream.whole(response(status="failed", error={"code": code, "message": "No."}))
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
@@ -109,7 +113,7 @@ async def test_the_code_of_an_upstreams_error_is_no_label_of_a_metric(relaying: 
     assert b"made up" not in exposition("")[0]
 
 
-async def test_our_server_may_be_the_application_in_the_same_process(serve: Serve, start_at: Start) -> None:
+async def test_this_server_can_be_mounted_as_its_own_upstream_in_one_process(serve: Serve, start_at: Start) -> None:
     chat, words = ScriptedUpstream(), [f"{number}, " for number in range(30)]
     chat.stream(*map(scripted.text, words), scripted.finish())
     inner = create_app(make_settings(upstream__url=serve(chat)))
@@ -118,7 +122,9 @@ async def test_our_server_may_be_the_application_in_the_same_process(serve: Serv
 
 
 @pytest.mark.both_mounts
-async def test_a_background_response_is_ours(start_at: Start, mount: str, upstream: ScriptedResponses) -> None:
+async def test_background_responses_run_here_and_not_in_the_upstream(
+    start_at: Start, mount: str, upstream: ScriptedResponses
+) -> None:
     ours = start_at(mount, upstream__api="responses", auth__secret_keys=["s" * 40])
     upstream.stream(*answer(), done=False)
     created = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "background": True})
@@ -132,9 +138,9 @@ async def test_a_background_response_is_ours(start_at: Start, mount: str, upstre
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
-async def test_the_upstreams_status_is_passed_on(start: Start, upstream: ScriptedResponses, status: int) -> None:
+async def test_the_status_of_an_upstream_error_is_passed_on(start: Start, upstream: ScriptedResponses, status: int) -> None:
     relaying = start(upstream__api="responses", upstream__status_grace=2)
-    for _ in range(10):  # some are tried again
+    for _ in range(10):  # for retries
         upstream.whole({"error": {"message": "no good", "type": "t", "param": None, "code": None}}, status)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
     assert (answered.status_code, answered.json()["error"]["message"]) == (status, "no good")
@@ -145,7 +151,9 @@ async def test_the_upstreams_status_is_passed_on(start: Start, upstream: Scripte
     [b"", BrokenOff(), b"data: [DONE]\n\n", scripted.frame({"type": "error", "code": None, "message": "Out of memory."})],
     ids=["eof", "reset", "done", "error"],
 )
-async def test_a_stream_that_ends_otherwise_is_failed(relaying: Ours, upstream: ScriptedResponses, end: Any) -> None:
+async def test_a_stream_without_a_terminal_event_is_a_failed_response(
+    relaying: Ours, upstream: ScriptedResponses, end: Any
+) -> None:
     upstream.stream(*answer()[:6], end, done=False)
     streamed = await oracle.stream(relaying)
     assert streamed.terminal == "response.failed"
@@ -154,20 +162,20 @@ async def test_a_stream_that_ends_otherwise_is_failed(relaying: Ours, upstream: 
         assert streamed.response["error"]["message"] == "Out of memory."
 
 
-async def test_what_is_no_response_is_the_upstreams_fault(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_an_answer_that_is_not_a_response_is_a_502(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(scripted.completion({"content": "Hello"}))
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
     assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
 
 
 @pytest.mark.parametrize("kind", [None, [], {}, 5])
-async def test_an_event_without_a_name_is_the_upstreams_fault(relaying: Ours, upstream: ScriptedResponses, kind: Any) -> None:
+async def test_an_event_without_a_valid_type_is_a_502(relaying: Ours, upstream: ScriptedResponses, kind: Any) -> None:
     upstream.stream({"type": kind}, answer()[-1], done=False)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
     assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
 
 
-async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_unknown_events_are_relayed_even_with_unusual_member_names(relaying: Ours, upstream: ScriptedResponses) -> None:
     strange = {"type": "vendor.progress", "event_type": "x", "self": 1, "percent": 50}
     upstream.stream(strange, answer()[-1], done=False)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
@@ -175,8 +183,8 @@ async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: 
     assert orjson.loads(frame.partition("\ndata: ")[2]) == {**strange, "sequence_number": 2}
 
 
-async def test_our_own_server_is_an_upstream_of_ours(start_at: Start, serve: Serve, redis_url: str) -> None:
-    """Two of ours, one behind the other: what the inner one makes of chat chunks arrives whole, and chains at the outer."""
+async def test_this_server_can_be_its_own_upstream_over_the_network(start_at: Start, serve: Serve, redis_url: str) -> None:
+    """The inner server converts chat chunks, and the outer server relays its items and continues its responses."""
     model = ScriptedUpstream()
     inner = serve(create_app(make_settings(upstream__url=serve(model), redis__url=redis_url)))
     outer = start_at("proxy", upstream=inner, upstream__api="responses")
@@ -195,7 +203,7 @@ async def test_our_own_server_is_an_upstream_of_ours(start_at: Start, serve: Ser
     assert messages[1]["tool_calls"][0]["function"]["name"] == "get_time"
 
 
-async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> None:
+async def test_answers_of_a_responses_upstream_are_cached(start: Start, upstream: ScriptedResponses) -> None:
     ours = start(upstream__api="responses", cache__mode="exact")
     upstream.stream(*answer(), done=False)
     question = f"Who is there, {ours.url}?"
@@ -206,19 +214,19 @@ async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> N
     assert again.response["id"] != first.response["id"]
 
 
-# -- reasoning that the upstream shows in clear --------------------------------------------------------------------------------
+# -- plain-text and encrypted reasoning ----------------------------------------------------------------------------------------
 
 THOUGHT = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 CARRIED: Any = {"include": ["reasoning.encrypted_content"], "store": False}
 
 
 def carried(document: dict[str, Any], **members: Any) -> dict[str, Any]:
-    """The reasoning of a response, as a client sends it back that keeps only what is encrypted."""
+    """Return the reasoning item of a response as sent back by a client that keeps only the encrypted content."""
     return {"type": "reasoning", "summary": [], "encrypted_content": document["output"][0]["encrypted_content"], **members}
 
 
 @pytest.mark.parametrize("plain", [{}, {"content": [{"type": "reasoning_text", "text": "Hm."}]}], ids=["envelope", "both"])
-async def test_reasoning_encrypted_here_goes_back_in_clear(
+async def test_reasoning_encrypted_here_is_sent_back_decrypted(
     start: Start, upstream: ScriptedResponses, plain: dict[str, Any]
 ) -> None:
     ours = start(upstream__api="responses", auth__secret_keys=["k" * 40])
@@ -230,9 +238,7 @@ async def test_reasoning_encrypted_here_goes_back_in_clear(
     assert (sent["content"][0]["text"], "encrypted_content" in sent) == ("Hm.", False)
 
 
-async def test_encrypted_reasoning_that_was_not_made_here_goes_back_as_it_is(
-    relaying: Ours, upstream: ScriptedResponses
-) -> None:
+async def test_reasoning_encrypted_by_the_upstream_is_sent_back_unchanged(relaying: Ours, upstream: ScriptedResponses) -> None:
     theirs = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
     upstream.whole(response(item()))
     await oracle.whole(relaying, input=[theirs, {"role": "user", "content": "And?"}])
@@ -240,7 +246,7 @@ async def test_encrypted_reasoning_that_was_not_made_here_goes_back_as_it_is(
 
 
 @pytest.mark.parametrize(("dialect", "goes_back"), [("vllm", True), ("openai", False)])
-async def test_a_summary_goes_back_to_a_server_whose_reasoning_is_readable(
+async def test_reasoning_is_sent_back_only_to_dialects_with_plain_text_reasoning(
     start: Start, upstream: ScriptedResponses, dialect: str, goes_back: bool
 ) -> None:
     ours = start(upstream__api="responses", upstream__dialect=dialect)
@@ -261,7 +267,7 @@ COUNTED = {"object": "response.input_tokens", "input_tokens": 41}
 
 
 @pytest.mark.both_mounts
-async def test_the_upstreams_own_count_is_asked_for(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_input_tokens_are_counted_by_the_endpoint_of_the_upstream(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     body = {"input": "Hi", "model": "tiny", "truncation": "auto", "metadata": {"a": "b"}, "temperature": 0, "of_theirs": 1}
     counted = await relaying.http.post("/v1/responses/input_tokens", json=body)
@@ -271,7 +277,9 @@ async def test_the_upstreams_own_count_is_asked_for(relaying: Ours, upstream: Sc
     assert not upstream.requests
 
 
-async def test_an_upstream_that_cannot_count_tells_by_a_short_answer(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_without_a_counting_endpoint_tokens_are_counted_by_a_short_response(
+    relaying: Ours, upstream: ScriptedResponses
+) -> None:
     upstream.whole(response(item("H"), status="incomplete"))
     counted = await relaying.http.post("/v1/responses/input_tokens", json={"input": "Hi", "model": "tiny", "stream": True})
     assert counted.json()["input_tokens"] == 3
@@ -289,7 +297,7 @@ async def test_an_upstream_that_cannot_count_tells_by_a_short_answer(relaying: O
         ({"input_tokens_details": {"cached_tokens": 1e300}}, (3, 0, 2, 0, 5)),
     ],
 )
-async def test_counts_that_are_none_fail_nothing(
+async def test_invalid_token_counts_do_not_fail_the_response(
     relaying: Ours, upstream: ScriptedResponses, counts: dict[str, Any], expected: Any
 ) -> None:
     upstream.whole(response(item("H"), usage={"input_tokens": 3, "output_tokens": 2, **counts}))
@@ -301,7 +309,7 @@ async def test_counts_that_are_none_fail_nothing(
     assert (document["status"], document["output_text"], told) == ("completed", "H", expected)
 
 
-async def test_a_count_carries_out_no_tool(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_counting_tokens_by_a_short_response_disables_tool_calls(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(response(item("H"), status="incomplete"))
     tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/mcp", "require_approval": "never"}
     body = {"input": "Delete it.", "model": "tiny", "tools": [tool], "tool_choice": "required"}
@@ -310,7 +318,7 @@ async def test_a_count_carries_out_no_tool(relaying: Ours, upstream: ScriptedRes
     assert (asked["tools"], asked["tool_choice"]) == ([tool], "none")
 
 
-async def test_a_summary_that_the_upstream_failed_is_not_taken(start: Start, upstream: ScriptedResponses) -> None:
+async def test_a_compaction_fails_if_the_upstream_fails_its_summary(start: Start, upstream: ScriptedResponses) -> None:
     client = start(upstream__api="responses", auth__secret_keys=KEYS).client.with_options(max_retries=0)
     fault = {"code": "rate_limit_exceeded", "message": "Slow down."}
     upstream.whole(response(item("Of du"), status="failed", error=fault))
@@ -318,7 +326,7 @@ async def test_a_summary_that_the_upstream_failed_is_not_taken(start: Start, ups
         await client.responses.compact(model="tiny", input=TALK)
 
 
-async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: Start, upstream: ScriptedResponses) -> None:
+async def test_the_usage_of_a_summary_is_reported_if_the_answer_has_none(start: Start, upstream: ScriptedResponses) -> None:
     ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     upstream.whole(response(item("Of ducks.")))
@@ -328,8 +336,8 @@ async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: 
     assert document["usage"]["total_tokens"] == 5
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # user messages of a compaction
-async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstream: ScriptedResponses) -> None:
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # for user messages of a compaction
+async def test_a_history_is_compacted_by_the_model_of_the_upstream(start: Start, upstream: ScriptedResponses) -> None:
     client = start(upstream__api="responses", auth__secret_keys=KEYS, compaction__prompt="Sum it up.").client
     upstream.whole(response(item("Of ducks.")))
     compacted = await client.responses.compact(model="tiny", input=TALK)
@@ -344,7 +352,9 @@ async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstr
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_above_the_threshold_the_summary_comes_first(start: Start, upstream: ScriptedResponses, stream: bool) -> None:
+async def test_a_history_above_the_threshold_is_compacted_before_the_answer(
+    start: Start, upstream: ScriptedResponses, stream: bool
+) -> None:
     ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     if stream:
@@ -370,7 +380,7 @@ async def test_above_the_threshold_the_summary_comes_first(start: Start, upstrea
     assert "Of ducks." in str(upstream.requests[2].json["input"])
 
 
-async def test_the_trigger_is_answered_with_the_compaction_alone(start: Start, upstream: ScriptedResponses) -> None:
+async def test_a_compaction_trigger_is_answered_with_only_the_compaction(start: Start, upstream: ScriptedResponses) -> None:
     ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.stream(*answer("Of ducks."), done=False)
     streamed = await oracle.stream(ours, input=[*TALK, {"type": "compaction_trigger"}])
@@ -378,7 +388,7 @@ async def test_the_trigger_is_answered_with_the_compaction_alone(start: Start, u
     assert len(upstream.requests) == 1
 
 
-async def test_a_compaction_of_the_upstreams_own_goes_back_as_it_is(relaying: Ours, upstream: ScriptedResponses) -> None:
+async def test_a_compaction_item_of_the_upstream_is_sent_back_unchanged(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(response(item()))
     theirs: Any = {"type": "compaction", "encrypted_content": "sealed elsewhere"}
     await relaying.client.responses.create(model="tiny", input=[*TALK, theirs])

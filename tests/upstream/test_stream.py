@@ -1,4 +1,4 @@
-"""What the stream of an answer returns, and when."""
+"""Reading an answer of the upstream: the chunks or events, their order and their limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Answer(httpx.AsyncByteStream):
-    """A body that arrives in these reads, and then breaks off if `breaks_off`."""
+    """A body that arrives in these reads, followed by a connection error if `breaks_off`."""
 
     def __init__(self, *reads: bytes, breaks_off: bool = False) -> None:
         self._reads, self._breaks_off = reads, breaks_off
@@ -42,7 +42,7 @@ async def read(stream: ChatStream, into: list[Any]) -> None:
         await stream.aclose()
 
 
-async def test_what_was_held_back_is_returned_before_the_error_of_the_connection() -> None:
+async def test_buffered_chunks_are_returned_before_a_connection_error() -> None:
     text = rb'data: {"choices":[{"delta":{"content":"a\ud83d"}}]}'
     end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}'
     got: list[Any] = []
@@ -54,7 +54,7 @@ async def test_what_was_held_back_is_returned_before_the_error_of_the_connection
     ]
 
 
-async def test_an_event_is_never_taken_for_a_chat_chunk() -> None:
+async def test_responses_events_that_resemble_chat_chunks_are_passed_on_unchanged() -> None:
     events = [{"type": "theirs", "choices": [{"delta": {"content": text}}]} for text in "abc"]
     end = {"type": "response.completed", "response": {}}
     frames = [b"data: " + orjson.dumps(event) + b"\n\n" for event in [*events, end]]
@@ -74,7 +74,7 @@ async def test_an_event_is_never_taken_for_a_chat_chunk() -> None:
         (ResponsesStream, b'{"type":"response.created","response":{}}'),
     ],
 )
-async def test_a_whole_document_that_is_no_answer_is_refused(kind: type[ChatStream], document: bytes) -> None:
+async def test_an_invalid_json_answer_is_refused(kind: type[ChatStream], document: bytes) -> None:
     got: list[Any] = []
     with pytest.raises(UpstreamError):
         await read(opened(Answer(document), kind, "application/json"), got)
@@ -88,7 +88,7 @@ async def test_a_whole_document_that_is_no_answer_is_refused(kind: type[ChatStre
         (ResponsesStream, rb'{"type":"response.completed","response":{},"delta":"a\ud83d"}'),
     ],
 )
-async def test_a_whole_answer_has_no_halves_of_characters(kind: type[ChatStream], document: bytes) -> None:
+async def test_lone_surrogates_in_a_json_answer_are_replaced(kind: type[ChatStream], document: bytes) -> None:
     got: list[Any] = []
     stream = opened(Answer(document), kind, "application/json")
     await read(stream, got)
@@ -96,14 +96,14 @@ async def test_a_whole_answer_has_no_halves_of_characters(kind: type[ChatStream]
     assert stream.done
 
 
-def test_an_answer_of_30000_tokens_with_20_alternatives_is_decoded() -> None:
+def test_30000_tokens_with_20_top_logprobs_each_are_accepted() -> None:
     token = b'{"token":"word","logprob":-12.345678901234567,"bytes":[119,111,114,100]%b}'
     tokens = b",".join([token % (b',"top_logprobs":[%b]' % b",".join([token % b""] * 20))] * 30_000)
     check_values(b'{"content":[%b]}' % tokens)
 
 
 @pytest.mark.parametrize("media_type", ["text/event-stream", "application/json"])
-async def test_an_answer_of_too_many_values_is_not_decoded(monkeypatch: pytest.MonkeyPatch, media_type: str) -> None:
+async def test_an_answer_with_too_many_json_values_is_an_error(monkeypatch: pytest.MonkeyPatch, media_type: str) -> None:
     monkeypatch.setattr("responses_mw.upstream.stream.MAX_VALUES", 100)
     body = b'{"choices":[{"delta":{},"x":[%b1]}]}' % (b"{}," * 50)
     frame = b"data: " + body + b"\n\n" if media_type == "text/event-stream" else body
