@@ -1,4 +1,4 @@
-"""Settings, and the command line that is made of them."""
+"""Settings and the command line made from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> int:
-    """The exit status of the command; a message of its own counts 1, as Python has it."""
+    """Run a command and return its exit status, which is 1 for an error message, as in Python."""
     try:
         main(arguments)
     except SystemExit as end:
@@ -48,7 +48,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-# -- the environment ----------------------------------------------------------------------------------------------------------
+# -- environment --------------------------------------------------------------------------------------------------------------
 
 
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +80,12 @@ def test_lists_are_comma_separated_or_json(monkeypatch: pytest.MonkeyPatch, valu
     assert Settings().server.cors_origins == ["https://a.example", "https://b.example"]
 
 
-def test_an_empty_list_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_value_is_an_empty_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM_FORWARD_HEADERS", "")
     assert Settings().upstream.forward_headers == []
 
 
-def test_headers_are_named_in_whatever_case() -> None:
+def test_names_of_forwarded_headers_are_case_insensitive() -> None:
     assert make_settings(upstream__forward_headers="X-Mine, x-yours").upstream.forward_headers == ["x-mine", "x-yours"]
 
 
@@ -107,8 +107,8 @@ def test_secrets_are_not_shown() -> None:
     assert "sesame" not in repr(make_settings(upstream__api_key="sesame", redis__url="redis://:sesame@host"))
 
 
-def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is how vLLM builds it: with the application, and nothing else."""
+def test_the_middleware_without_settings_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM creates the middleware with the application as its only argument."""
     monkeypatch.setenv("RESPONSES_MW_SERVER_BASE_PATH", "/llm")
 
     async def app(*_: object) -> None: ...
@@ -137,15 +137,15 @@ def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.Monk
         {"limits__max_request_bytes": "64 acres"},
     ],
 )
-def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
+def test_an_invalid_value_is_an_error_naming_the_setting(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(settings)).replace("__", r"\.")):
         make_settings(**settings)
 
 
-# -- the command line ---------------------------------------------------------------------------------------------------------
+# -- command line -------------------------------------------------------------------------------------------------------------
 
 
-def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     told = capsys.readouterr().out
     for group, settings in groups(Settings).items():
@@ -156,7 +156,7 @@ def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     assert "RESPONSES_MW_" in told
 
 
-def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_groups_the_options_and_shows_the_kind_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     told = capsys.readouterr().out
     sections = [
@@ -176,7 +176,9 @@ def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
-def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+def test_without_a_command_the_available_commands_are_printed(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
     assert run(*arguments) == 0
     assert "serve" in capsys.readouterr().out
 
@@ -186,7 +188,7 @@ def test_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> N
     assert "unknown command 'dance'" in capsys.readouterr().err
 
 
-def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_without_an_upstream_names_the_flag_that_sets_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve") == 1
     assert "--upstream" in capsys.readouterr().err
 
@@ -203,7 +205,9 @@ def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixtur
         (("--upstream", "http://x", "--server.cors-origins", "[1"), "cors_origins"),
     ],
 )
-def test_a_wrong_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str) -> None:
+def test_an_invalid_flag_value_is_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
     assert run("serve", *arguments) == 1
     message = capsys.readouterr().err
     assert told in message
@@ -211,14 +215,14 @@ def test_a_wrong_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str], ar
     assert "Traceback" not in message
 
 
-def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_a_two_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--upstream", "http://x", "--dance", "1") != 0
     told = capsys.readouterr().err
     assert "--dance" in told
     assert len(told.splitlines()) == 2
 
 
-def test_a_wrong_value_in_the_environment_is_told_in_one_line(
+def test_an_invalid_value_in_the_environment_is_a_one_line_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM_STATUS_GRACE", "soon")
@@ -231,7 +235,7 @@ def test_a_wrong_value_in_the_environment_is_told_in_one_line(
 # -- serve --check ------------------------------------------------------------------------------------------------------------
 
 
-def test_check_says_what_it_found(
+def test_check_prints_the_dialect_and_the_models(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream.models = [TINY, {**TINY, "id": "huge"}]
@@ -241,7 +245,7 @@ def test_check_says_what_it_found(
     assert "tiny, huge" in told
 
 
-def test_check_says_that_the_upstream_is_away(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_an_unreachable_upstream(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
@@ -250,13 +254,13 @@ def test_check_says_that_the_upstream_is_away(redis_url: str, capsys: pytest.Cap
     assert "cannot be reached" in told.err
 
 
-def test_check_says_that_the_url_is_wrong(serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_a_url_that_is_not_an_upstream(serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = serve(Starlette())
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     assert url in capsys.readouterr().err
 
 
-def test_check_says_whose_key_is_refused(
+def test_check_names_the_flag_of_a_rejected_api_key(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = serve(APIKeyMiddleware(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
@@ -268,7 +272,7 @@ def test_check_says_whose_key_is_refused(
     ("flag", "told"),
     [("--auth.api-keys=@/nowhere", "auth.api_keys"), ("--server.prompts-dir=/nowhere", "prompts_dir")],
 )
-def test_check_says_which_file_is_missing(
+def test_check_names_the_setting_of_a_missing_file(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], flag: str, told: str
 ) -> None:
     assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0", flag) == 1
@@ -276,14 +280,14 @@ def test_check_says_which_file_is_missing(
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[", "http://a b"])
-def test_check_says_that_the_url_is_none(redis_url: str, capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_check_reports_an_invalid_url_without_a_traceback(redis_url: str, capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     message = capsys.readouterr().err
     assert "upstream" in message
     assert "Traceback" not in message
 
 
-# -- the process --------------------------------------------------------------------------------------------------------------
+# -- process ------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_module_can_be_run() -> None:
@@ -292,7 +296,7 @@ def test_the_module_can_be_run() -> None:
     assert done.stdout.startswith("usage: responses-mw")
 
 
-def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+def test_serve_answers_requests_until_sigterm(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
     port = free_port()
     upstream.whole(completion({"content": "Hello"}))
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", serve(upstream), "--port", str(port)]
@@ -311,7 +315,7 @@ def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve
     assert "Traceback" not in output
 
 
-def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
+def test_a_missing_package_is_reported_with_the_extra_to_install() -> None:
     hidden = "import sys; sys.modules['uvicorn'] = None; from responses_mw.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", hidden, "serve", "--upstream", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -320,7 +324,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_served_is_told_at_the_start_without_a_traceback(redis_url: str) -> None:
+def test_a_startup_failure_is_reported_without_a_traceback(redis_url: str) -> None:
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", "http://127.0.0.1:9", "--port", "0"]
     options = ["--redis", redis_url, "--server.prompts-dir", "/nowhere"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, the environment and a file, and what is no setting in them."""
+"""Sources of settings: flags, the environment and a file, and unknown settings in each of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a file of settings, and sets RESPONSES_MW_CONFIG to it."""
+    """Return a function that writes a settings file and sets RESPONSES_MW_CONFIG to its path."""
 
     def write(content: str) -> str:
         path = tmp_path / "responses-mw.toml"
@@ -51,7 +51,7 @@ def run(*arguments: str) -> None:
         raise AssertionError(end.value.code)
 
 
-# -- the file -------------------------------------------------------------------------------------------------------------
+# -- file -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_sets_every_kind_of_value(write: Write) -> None:
@@ -79,7 +79,7 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
     assert settings.tools.mcp_servers["weather"].headers["x-key"].get_secret_value() == "secret"
 
 
-def test_flags_win_over_the_environment_which_wins_over_the_file(
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     url = serve(upstream)
@@ -91,14 +91,14 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
     settings = Settings(upstream={"dialect": "vllm"})
     assert (settings.upstream.dialect, settings.upstream.timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
     assert settings.state.ttl == 5
-    with pytest.raises(AssertionError):  # there is no Redis
+    with pytest.raises(AssertionError):  # Redis is unreachable
         run("serve", "--check", "--port=0", "--upstream", url, "--upstream.dialect", "vllm")
     told = capsys.readouterr()
     assert f"upstream: {url} answers" in told.out
     assert "dialect:  vllm (set)" in told.out
 
 
-def test_the_flag_names_another_file_than_the_environment(
+def test_the_config_flag_overrides_the_file_named_in_the_environment(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write('[upstream]\nurl = "http://other"')
@@ -108,7 +108,7 @@ def test_the_flag_names_another_file_than_the_environment(
         run("serve", "--config", str(path))
 
 
-def test_the_mounted_middleware_and_the_application_read_the_file(write: Write) -> None:
+def test_the_middleware_and_create_app_read_the_file(write: Write) -> None:
     write('port = 9000\n[server]\nbase_path = "/llm"\n[upstream]\nurl = "http://vllm:8000"')
 
     async def app(*_: object) -> None: ...
@@ -131,7 +131,7 @@ def test_the_mounted_middleware_and_the_application_read_the_file(write: Write) 
         ('[upstream]\nurl = "http://a"\n[upstream]', "is not valid TOML"),
     ],
 )
-def test_what_is_no_setting_in_a_file_is_an_error_that_names_it(write: Write, content: str, message: str) -> None:
+def test_an_unknown_or_malformed_setting_in_a_file_is_an_error_naming_it(write: Write, content: str, message: str) -> None:
     write(content)
     with pytest.raises(SettingsError, match=message):
         Settings()
@@ -140,25 +140,25 @@ def test_what_is_no_setting_in_a_file_is_an_error_that_names_it(write: Write, co
 
 
 @pytest.mark.parametrize("path", ["/nowhere/responses-mw.toml", "/"])
-def test_a_file_that_cannot_be_read_is_an_error(path: str) -> None:
+def test_an_unreadable_file_is_an_error(path: str) -> None:
     with pytest.raises(AssertionError, match=rf"^responses-mw serve: {path} \(config\) cannot be read: "):
         run("serve", "--config", path)
 
 
-def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
+def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "binary"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(AssertionError, match="is not valid TOML"):
         run("serve", "--config", str(path))
 
 
-def test_a_wrong_value_in_a_file_is_refused(write: Write) -> None:
+def test_an_invalid_value_in_a_file_is_an_error(write: Write) -> None:
     write('[cache]\nttl = "7 fortnights"')
     with pytest.raises(ValidationError, match=r"cache\.ttl"):
         Settings()
 
 
-def test_the_check_says_where_each_setting_came_from(
+def test_check_prints_the_source_of_each_setting(
     write: Write,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -184,7 +184,7 @@ def test_the_check_says_where_each_setting_came_from(
     ]
 
 
-def test_the_check_names_the_file_that_a_flag_selects(
+def test_check_prints_the_file_selected_by_the_config_flag(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     path = write("[limits]\nstreams = 3")
@@ -206,7 +206,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("wrong")
-def test_unknown_variables_are_one_warning_with_the_nearest_names(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_variables_are_one_warning_with_suggestions(caplog: pytest.LogCaptureFixture) -> None:
     async def app(*_: object) -> None: ...
 
     settings = ResponsesMiddleware(app).settings
@@ -220,7 +220,7 @@ def test_unknown_variables_are_one_warning_with_the_nearest_names(caplog: pytest
 
 
 @pytest.mark.usefixtures("wrong")
-def test_unknown_variables_fail_the_check(
+def test_check_fails_if_there_are_unknown_variables(
     redis_url: str, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     with pytest.raises(AssertionError):
@@ -231,20 +231,22 @@ def test_unknown_variables_fail_the_check(
     assert "RESPONSES_MW_SANDBOX_URL (did you mean RESPONSES_MW_TOOLS_SANDBOX_URL?)" in told
 
 
-def test_variables_of_other_commands_are_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_of_other_commands_cause_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("SANDBOX_MAX_CONTAINERS", "HOST", "PORT", "DEMO_PORT"):
         monkeypatch.setenv(f"RESPONSES_MW_{name}", "1")
     Settings.from_environment()
     assert not caplog.records
 
 
-def test_the_name_of_a_group_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_named_after_a_group_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM", "http://vllm:8000")
     with pytest.raises(AssertionError, match=r"RESPONSES_MW_UPSTREAM names a group.*RESPONSES_MW_UPSTREAM_URL"):
         run("serve")
 
 
-def test_what_kubernetes_says_of_services_is_neither_a_setting_nor_unknown(
+def test_service_variables_of_kubernetes_are_ignored_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for service, port in (("", 8080), ("SANDBOX_", 8090), ("REDIS_", 6379), ("WORKER_ADMIN_", 9090)):
@@ -263,17 +265,17 @@ def test_what_kubernetes_says_of_services_is_neither_a_setting_nor_unknown(
     assert Settings.from_environment() == Settings()
     assert SandboxSettings().port == 8090
     assert not caplog.records
-    with pytest.raises(AssertionError, match="no upstream is set"):  # RESPONSES_MW_PORT is not taken for the port
+    with pytest.raises(AssertionError, match="no upstream is set"):  # RESPONSES_MW_PORT is ignored
         run("serve")
 
 
-def test_the_port_of_the_server_can_still_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESPONSES_MW_PORT", "lots")
     with pytest.raises(AssertionError, match="port"):
         run("serve", "--upstream", "http://x")
 
 
-def test_servers_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mcp_servers_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESPONSES_MW_TOOLS_MCP_SERVERS", json.dumps({"a": {"url": "http://a"}}))
     monkeypatch.setenv("responses_mw_cache_mode", "exact")
     settings = Settings()
