@@ -1,4 +1,4 @@
-"""Commands as processes, with what they print."""
+"""Fixtures: commands as processes, and their output."""
 
 from __future__ import annotations
 

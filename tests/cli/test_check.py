@@ -1,4 +1,4 @@
-"""`responses-mw serve --check`: everything that the settings name is used once."""
+"""`responses-mw serve --check`: use every configured service once and report the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sandbox() -> MCPServer[None]:
     return server
 
 
-def test_what_works_is_said(
+def test_working_services_are_reported(
     flags: list[str], serve: Serve, upstream: ScriptedUpstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream.pages["/v1/embeddings"] = {"data": [{"embedding": [0.6, 0.8]}]}
@@ -79,7 +79,7 @@ def test_what_works_is_said(
 
 
 @pytest.mark.parametrize("provider", ["searxng", "tavily"])
-def test_a_search_without_results_is_said(
+def test_a_search_without_results_is_reported(
     flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str], provider: str
 ) -> None:
     url = serve(SearchServer({"results": []}))
@@ -96,7 +96,7 @@ def test_a_search_without_results_is_said(
         ("--cache.embedding-url=http://127.0.0.1:1", f"cache:    the embeddings server did not answer: {REFUSED}"),
     ],
 )
-def test_what_does_not_work_is_said_and_the_status_is_1(
+def test_an_unreachable_service_is_reported_with_exit_status_1(
     flags: list[str], capsys: pytest.CaptureFixture[str], flag: str, said: str
 ) -> None:
     needed = {
@@ -113,7 +113,7 @@ def test_what_does_not_work_is_said_and_the_status_is_1(
 
 @pytest.mark.parametrize(("listing", "dialect"), [("absent", "auto"), ("forbidden", "openai")])
 @pytest.mark.parametrize("key", ["good", "bad"])
-def test_an_upstream_without_a_list_of_models_is_asked_for_a_chat(
+def test_the_api_key_is_checked_by_a_chat_request_if_models_cannot_be_listed(
     flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str], listing: Listing, dialect: str, key: str
 ) -> None:
     url = serve(Knowing(listing))
@@ -128,20 +128,22 @@ def test_an_upstream_without_a_list_of_models_is_asked_for_a_chat(
 
 
 @pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
-def test_a_port_that_is_taken_is_said(flags: list[str], capsys: pytest.CaptureFixture[str], flag: str) -> None:
+def test_a_port_in_use_is_reported(flags: list[str], capsys: pytest.CaptureFixture[str], flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run(*flags, f"{flag}={port}") == 1
     assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
 
 
-def test_the_two_ports_of_a_server_may_not_be_the_same(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_port_for_requests_and_administration_is_an_error(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     port = free_port()
     assert run(*flags, "--host=0.0.0.0", f"--port={port}", f"--server.admin-port={port}") == 1
     assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
 
 
-def test_a_host_whose_name_is_unknown_is_said(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_host_name_is_reported(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(socket.gaierror) as unknown:
         socket.getaddrinfo("nowhere.invalid", 8080)
     assert run(*flags, "--port=8080", "--host=nowhere.invalid") == 1

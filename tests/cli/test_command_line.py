@@ -1,4 +1,4 @@
-"""What `responses-mw` answers to those who type: help, suggestions, and errors in a line."""
+"""The command line of `responses-mw`: help, suggestions and one-line errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLAGS_OF_A_SERVER = [
 
 
 def run(*arguments: str) -> str | int | None:
-    """The status or message that the command ends with."""
+    """Run a command and return its exit status or error message."""
     try:
         main(arguments)
     except SystemExit as end:
@@ -52,7 +52,7 @@ def test_the_installed_command_exempts_its_modules_from_garbage_collection() -> 
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
-def test_help_lists_the_commands_and_helps_with_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands_and_prints_the_usage_of_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("help") == 0
     overview = capsys.readouterr().out
     for command in COMMANDS:
@@ -70,7 +70,7 @@ def test_help_lists_the_commands_and_helps_with_each(capsys: pytest.CaptureFixtu
         ([NOBODY], "the command comes before its flags"),
     ],
 )
-def test_an_unknown_command_is_an_error_with_the_nearest_one(typed: list[str], said: str) -> None:
+def test_an_unknown_command_is_an_error_with_a_suggestion(typed: list[str], said: str) -> None:
     message = run(*typed)
     assert isinstance(message, str)
     assert said in message
@@ -88,9 +88,7 @@ def test_an_unknown_command_is_an_error_with_the_nearest_one(typed: list[str], s
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_an_unknown_flag_is_an_error_with_the_nearest_one(
-    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
-) -> None:
+def test_an_unknown_flag_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixture[str], typed: list[str], said: str) -> None:
     assert run("serve", NOBODY, *typed) == 2
     message = capsys.readouterr().err
     assert said in message
@@ -99,9 +97,7 @@ def test_an_unknown_flag_is_an_error_with_the_nearest_one(
 
 
 @pytest.mark.parametrize("command", ["worker", "cache"])
-def test_a_command_shows_only_flags_that_it_uses_and_refuses_the_others(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_a_command_lists_and_accepts_only_the_flags_that_it_uses(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert run(command, "--help") == 0
     shown = capsys.readouterr().out
     assert "--redis URL, --redis.url URL" in shown
@@ -114,7 +110,7 @@ def test_a_command_shows_only_flags_that_it_uses_and_refuses_the_others(
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS.values() if hasattr(one, "uses")])
-def test_every_pattern_of_a_command_names_a_setting(command: type[Settings]) -> None:
+def test_every_settings_pattern_of_a_command_matches_a_setting(command: type[Settings]) -> None:
     from fnmatch import fnmatchcase
 
     known = [f"{group}.{name}" for group, kind in groups(Settings).items() for name in kind.model_fields]
@@ -132,7 +128,7 @@ def test_every_pattern_of_a_command_names_a_setting(command: type[Settings]) -> 
         ("redis+ring://127.0.0.1:1", "unknown kind"),
     ],
 )
-def test_a_redis_url_that_is_none_is_said_without_its_password(capfd: pytest.CaptureFixture[str], url: str, said: str) -> None:
+def test_an_invalid_redis_url_is_reported_without_its_password(capfd: pytest.CaptureFixture[str], url: str, said: str) -> None:
     message = run("worker", NOBODY, SECRET, f"--redis={url}")
     assert isinstance(message, str)
     assert message.startswith("responses-mw: redis.url is not valid: ")
@@ -141,7 +137,9 @@ def test_a_redis_url_that_is_none_is_said_without_its_password(capfd: pytest.Cap
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_data_directory_that_cannot_be_made_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_directory_that_cannot_be_created_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     assert run("serve", NOBODY, f"--redis.data-dir={tmp_path}/file/data", "--check") == 1
     assert f"state:    redis.data_dir {tmp_path}/file/data cannot be used: Not a directory." in capsys.readouterr().err

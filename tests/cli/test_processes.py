@@ -42,16 +42,16 @@ def start(launch: Launch, serve: Serve, upstream: ScriptedUpstream) -> Callable[
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    """Send a request on a connection of its own, which any process may accept."""
+    """Send a request on a new connection, which any process may accept."""
     with httpx.Client(verify=False, trust_env=False, timeout=PATIENCE) as client:
         return client.request("GET" if body is None else "POST", url + path, json=body)
 
 
 def children(server: Command) -> set[int]:
-    """The processes that serve: those that are no tracker of resources."""
+    """Return the ids of the server processes, without the resource tracker of multiprocessing."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has exited
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == server.process.pid and "spawn_main" in (process / "cmdline").read_text():
                 found.add(int(process.name))
@@ -92,7 +92,7 @@ def test_processes_share_the_port_the_store_and_the_metrics(
         ask(url, "/v1/responses")
 
 
-def test_a_process_that_dies_is_replaced_and_logged_and_counters_do_not_go_down(
+def test_a_killed_process_is_restarted_and_logged_and_counters_do_not_decrease(
     start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream
 ) -> None:
     admin = f"http://127.0.0.1:{free_port()}"
@@ -110,7 +110,7 @@ def test_a_process_that_dies_is_replaced_and_logged_and_counters_do_not_go_down(
     assert server.end() == 0
 
 
-def test_a_process_that_cannot_be_replaced_yet_takes_no_other_with_it(start: Callable[..., tuple[Command, str]]) -> None:
+def test_a_failure_to_restart_a_process_does_not_affect_the_others(start: Callable[..., tuple[Command, str]]) -> None:
     server, url = start()
     before = children(server)
     killed = min(before)
@@ -125,7 +125,7 @@ def test_a_process_that_cannot_be_replaced_yet_takes_no_other_with_it(start: Cal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_every_process_drains_and_the_status_is_0(
+def test_a_signal_drains_every_process_and_the_exit_status_is_0(
     start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream, number: int
 ) -> None:
     server, url = start("--server.drain-timeout=600")
@@ -141,7 +141,7 @@ def test_every_process_drains_and_the_status_is_0(
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_processes_end_when_their_parent_was_killed(start: Callable[..., tuple[Command, str]]) -> None:
+def test_processes_exit_if_their_parent_is_killed(start: Callable[..., tuple[Command, str]]) -> None:
     server, _ = start()
     processes = children(server)
     server.process.kill()
@@ -149,7 +149,7 @@ def test_processes_end_when_their_parent_was_killed(start: Callable[..., tuple[C
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
 
 
-def test_what_prevents_the_start_is_said_once(launch: Launch, redis_url: str) -> None:
+def test_a_startup_failure_is_reported_once(launch: Launch, redis_url: str) -> None:
     flags = [f"--redis={redis_url}", "--server.prompts-dir=/nowhere", "--port=0"]
     server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=3", *flags)
     assert server.process.wait(PATIENCE) == 3
@@ -158,7 +158,7 @@ def test_what_prevents_the_start_is_said_once(launch: Launch, redis_url: str) ->
 
 
 @pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
-def test_a_port_that_another_server_has_is_not_shared(launch: Launch, flag: str) -> None:
+def test_a_port_of_another_server_is_not_shared(launch: Launch, flag: str) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
@@ -169,7 +169,7 @@ def test_a_port_that_another_server_has_is_not_shared(launch: Launch, flag: str)
     assert f"127.0.0.1:{port} cannot be opened: Address already in use" in server.output
 
 
-def test_the_admin_port_is_not_shared_with_the_servers_port(launch: Launch) -> None:
+def test_the_admin_port_cannot_be_the_port_of_the_server(launch: Launch) -> None:
     port = free_port()
     flags = [f"--port={port}", f"--server.admin-port={port}"]
     server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", *flags)

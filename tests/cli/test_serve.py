@@ -1,4 +1,4 @@
-"""What `responses-mw serve` and `worker` say when they start and stop."""
+"""Messages of `responses-mw serve` and `worker` when they start and stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECRET = "a secret that all the replicas of the deployment have"
 
 
-def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
+def test_the_startup_summary_names_the_address_the_base_path_and_the_main_settings(
     launch: Launch, serve: Serve, upstream: ScriptedUpstream
 ) -> None:
     url = serve(upstream)
@@ -57,10 +57,10 @@ def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
     assert SECRET not in server.output
 
 
-def test_the_summary_is_one_line_of_json_if_logs_are_json(launch: Launch) -> None:
+def test_the_startup_summary_is_one_json_line_if_logs_are_json(launch: Launch) -> None:
     server = launch("serve", "--upstream=http://127.0.0.1:1", "--port=0", "--server.log-format=json")
     server.wait_for("listens on")
-    assert server.end() == 0  # now the last line is complete
+    assert server.end() == 0  # after this, the last line is complete
     lines = [json.loads(line) for line in server.output.splitlines()]
     [start] = [line for line in lines if "listens on" in line["message"]]
     assert start["upstream"] == "http://127.0.0.1:1 (dialect not detected yet)"
@@ -68,7 +68,7 @@ def test_the_summary_is_one_line_of_json_if_logs_are_json(launch: Launch) -> Non
     assert start["level"] == "info"
 
 
-def test_a_server_that_cannot_start_does_not_say_that_it_listens(launch: Launch, redis_url: str) -> None:
+def test_a_server_that_cannot_open_its_port_does_not_report_that_it_listens(launch: Launch, redis_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = launch("serve", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--port={port}")
@@ -79,7 +79,7 @@ def test_a_server_that_cannot_start_does_not_say_that_it_listens(launch: Launch,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_that_stops_says_what_it_waits_for(
+def test_a_stopping_server_reports_the_requests_that_it_waits_for(
     launch: Launch, serve: Serve, upstream: ScriptedUpstream, redis_url: str, number: int
 ) -> None:
     server = launch("serve", f"--upstream={serve(upstream)}", f"--redis={redis_url}", "--port=0", "--server.drain-timeout=600")
@@ -98,14 +98,14 @@ def test_a_server_that_stops_says_what_it_waits_for(
     assert "did not finish in time" not in server.output
 
 
-def test_an_idle_server_stops_without_a_word(launch: Launch, redis_url: str) -> None:
+def test_an_idle_server_stops_without_a_message(launch: Launch, redis_url: str) -> None:
     server = launch("serve", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", "--port=0")
     server.wait_for("admin port")
     assert server.end() == 0
     assert "stopping" not in server.output
 
 
-def test_as_many_files_as_the_system_permits_can_be_open(launch: Launch, redis_url: str) -> None:
+def test_serve_and_worker_raise_the_limit_of_open_files_to_the_hard_limit(launch: Launch, redis_url: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     common = ("--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
@@ -118,7 +118,7 @@ def test_as_many_files_as_the_system_permits_can_be_open(launch: Launch, redis_u
         assert resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None:
+def test_a_worker_prints_a_startup_summary(launch: Launch, redis_url: str) -> None:
     worker = launch("worker", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}")
     worker.wait_for(r"responses-mw \S+ runs background responses\n")
     worker.wait_for(r"\n  background  up to 32 responses at a time\n")
