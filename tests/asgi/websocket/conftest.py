@@ -1,4 +1,4 @@
-"""Ours with WebSockets, and bare connections to it."""
+"""A server with WebSockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start_ws(start: Start) -> Start:
-    """Starts ours with WebSockets at either mount, with the settings that are given."""
+    """Start a server with WebSockets at either mount."""
     return lambda **settings: start(uvicorn=UVICORN, **settings)
 
 
@@ -27,11 +27,11 @@ def ws(start_ws: Start) -> Ours:
 
 @pytest.fixture
 def patient_ws(start_ws: Start) -> Ours:
-    """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
+    """A server whose status grace is long enough for a busy machine."""
     return start_ws(upstream__status_grace=5)
 
 
 @pytest.fixture
 def ws_proxy(start_at: Callable[..., Ours]) -> Ours:
-    """For what does not depend on the mount."""
+    """A server for tests that do not depend on the mount."""
     return start_at("proxy", uvicorn=UVICORN)

@@ -1,4 +1,4 @@
-"""What a connection is let do: the owner's limits stand before each response."""
+"""Admission on a connection: the owner's limits are checked before each response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARE = Share(Memory(owner_bytes=1000, total_bytes=1000))
 
 
 class Failing:
-    """In place of a runner: says what it was asked, and fails."""
+    """A runner that records its requests and fails."""
 
     def __init__(self) -> None:
         self.asked: list[CreateResponse] = []
@@ -44,7 +44,7 @@ class Failing:
 
 
 class Watched(ConnectionHistory):
-    """Tells what was forgotten."""
+    """A history that records evictions."""
 
     def __init__(self) -> None:
         super().__init__(None, SHARE, required=False)
@@ -54,7 +54,7 @@ class Watched(ConnectionHistory):
         self.evicted.append(response_id)
 
 
-async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
+async def test_a_rate_limited_response_is_an_error_and_does_not_evict_the_previous_response() -> None:
     runner, held, sent, is_full = Failing(), Watched(), list[str](), [True, False]
     frame = '{"type": "response.create", "input": "Hi", "previous_response_id": "resp_1"}'
     told = anyio.Event()
@@ -91,7 +91,7 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
     assert '"retry-after":"3"' in sent[0]
     assert '"status":500' in sent[1]
     assert len(runner.asked) == 1
-    assert held.evicted == ["resp_1"]  # by the response that failed, not by the one that was not begun
+    assert held.evicted == ["resp_1"]  # by the response that failed, not by the refused one
 
 
 async def test_a_frame_that_arrives_as_the_connection_is_closed_gets_no_reply() -> None:

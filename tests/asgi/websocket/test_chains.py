@@ -1,4 +1,4 @@
-"""What a connection remembers, and what it forgets."""
+"""Unstored responses that a connection keeps in memory, and evicts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_an_unstored_response_can_be_continued_on_its_connection(ws: Ours,
     ]
 
 
-async def test_the_access_line_says_why_a_continuation_is_not_stored(
+async def test_the_access_line_gives_the_reason_a_continuation_is_not_stored(
     ws: Ours, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")
@@ -82,7 +82,7 @@ async def test_an_unknown_response_cannot_be_continued(ws: Ours) -> None:
         assert is_unknown(await socket.error(previous_response_id="resp_unknown"), "resp_unknown")
 
 
-async def test_a_stored_response_can_be_continued_everywhere(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_stored_response_can_be_continued_on_another_connection(ws: Ours, upstream: ScriptedUpstream) -> None:
     for _ in range(3):
         upstream.stream(*HELLO)
     async with opened(ws) as one, opened(ws) as other:
@@ -92,7 +92,7 @@ async def test_a_stored_response_can_be_continued_everywhere(ws: Ours, upstream:
     assert [role for role, _ in asked(upstream)] == ["user", "assistant", "user", "assistant", "user"]
 
 
-async def test_what_stands_on_an_unstored_response_is_not_stored(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_continuation_of_an_unstored_response_is_not_stored(ws: Ours, upstream: ScriptedUpstream) -> None:
     for _ in range(3):
         upstream.stream(*HELLO)
     async with opened(ws) as socket:
@@ -105,7 +105,7 @@ async def test_what_stands_on_an_unstored_response_is_not_stored(ws: Ours, upstr
         assert got.status_code == 404
 
 
-async def test_what_fails_to_continue_a_response_forgets_it(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_refused_continuation_evicts_the_previous_response(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     upstream.whole(error("no"), 400)
     async with opened(patient_ws) as socket:
@@ -114,7 +114,7 @@ async def test_what_fails_to_continue_a_response_forgets_it(patient_ws: Ours, up
         assert is_unknown(await socket.error("Two", store=False, previous_response_id=first["id"]), first["id"])
 
 
-async def test_what_breaks_off_while_continuing_a_response_forgets_it(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_failed_continuation_evicts_the_previous_response(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     upstream.stream(text("Hel"), frame(error("broken", 500)), done=False)
     async with opened(ws) as socket:
@@ -124,7 +124,7 @@ async def test_what_breaks_off_while_continuing_a_response_forgets_it(ws: Ours, 
         assert is_unknown(await socket.error("Two", store=False, previous_response_id=first["id"]), first["id"])
 
 
-async def test_a_bad_request_forgets_what_it_would_continue(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_invalid_continuation_evicts_the_previous_response(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     async with opened(ws) as socket:
         first = await socket.response("One", store=False)
@@ -133,7 +133,7 @@ async def test_a_bad_request_forgets_what_it_would_continue(ws: Ours, upstream: 
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_a_response_that_is_not_generated_can_be_continued(ws: Ours, upstream: ScriptedUpstream, store: bool) -> None:
+async def test_a_response_with_generate_false_can_be_continued(ws: Ours, upstream: ScriptedUpstream, store: bool) -> None:
     upstream.stream(*HELLO)
     prompt = [{"role": "developer", "content": "Speak like a pirate."}]
     async with opened(ws) as socket:
@@ -148,7 +148,7 @@ async def test_a_response_that_is_not_generated_can_be_continued(ws: Ours, upstr
     assert asked(upstream) == [("developer", "Speak like a pirate."), ("user", "Hi")]
 
 
-async def test_the_oldest_of_too_many_bytes_are_forgotten(start_ws: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_oldest_responses_are_evicted_at_the_memory_limit(start_ws: Start, upstream: ScriptedUpstream) -> None:
     for _ in range(4):
         upstream.stream(*HELLO)
     async with opened(start_ws(limits__memory_bytes=40_000)) as socket:
@@ -160,7 +160,7 @@ async def test_the_oldest_of_too_many_bytes_are_forgotten(start_ws: Start, upstr
         assert is_unknown(await socket.error(previous_response_id=huge["id"]), huge["id"])
 
 
-async def test_a_call_and_its_output_meet_on_the_connection(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_function_call_output_follows_its_unstored_call_on_the_connection(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(call("{}", name="look", call_id="call_1"), finish("tool_calls"))
     upstream.stream(*HELLO)
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
@@ -173,7 +173,7 @@ async def test_a_call_and_its_output_meet_on_the_connection(ws: Ours, upstream: 
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == "call_1"
 
 
-async def test_what_could_not_be_stored_can_be_continued_on_its_connection(
+async def test_a_response_that_could_not_be_stored_can_be_continued_on_its_connection(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     ours = start_at("proxy", uvicorn=UVICORN, redis__url="redis://127.0.0.1:1", redis__timeout=0.2)
@@ -186,7 +186,7 @@ async def test_what_could_not_be_stored_can_be_continued_on_its_connection(
     assert [role for role, _ in asked(upstream)] == ["user", "assistant", "user"]
 
 
-async def test_an_answer_of_the_cache_comes_on_a_connection_too(start_ws: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_websocket_receives_a_cache_hit(start_ws: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     async with opened(start_ws(cache__mode="exact")) as socket:
         first = await socket.response("One")

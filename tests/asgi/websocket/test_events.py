@@ -1,4 +1,4 @@
-"""Frames in, events out: what travels on a connection, and what is refused there."""
+"""Frames and events of a connection, and refused frames and upgrades."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def as_sse(events: list[Event]) -> bytes:
-    """The stream that says the same."""
+    """The same events as an SSE stream."""
     frames = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     return "".join(frames).encode()
 
 
 @pytest.mark.both_mounts
-async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_response_has_the_same_events_as_an_sse_stream(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     upstream.stream(*HELLO)
     async with opened(ws) as socket:
@@ -49,11 +49,11 @@ async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: Sc
     assert streamed.response["output_text"] == "Hello"
     assert streamed.types == (await oracle.stream(ws)).types
     assert not any("stream_id" in event for event in events)
-    assert upstream.requests[0].json == upstream.requests[1].json  # what is the connection's own does not go on
+    assert upstream.requests[0].json == upstream.requests[1].json  # members that concern only the connection are not forwarded
     assert upstream.requests[0].headers["authorization"] == "Bearer key"
 
 
-async def test_a_prompt_that_turns_out_to_be_too_long_fails_with_its_code(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_prompt_that_is_too_long_fails_with_context_length_exceeded(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt."), 400)
     async with opened(start(uvicorn=UVICORN, upstream__status_grace=0)) as socket:
         await socket.create()
@@ -88,7 +88,7 @@ async def test_the_official_synchronous_client_connects(ws: Ours, upstream: Scri
     assert await asyncio.to_thread(ask) == "Hello"
 
 
-async def test_the_official_session_follows_lanes(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_official_session_runs_responses_in_lanes(ws: Ours, upstream: ScriptedUpstream) -> None:
     limits = ResponsesWebSocketLimits(
         max_lanes=4, max_events_per_lane=100, max_events=400, max_bytes_per_lane=10**6, max_bytes=10**7
     )
@@ -105,7 +105,7 @@ async def test_the_official_session_follows_lanes(ws: Ours, upstream: ScriptedUp
             assert response.output_text == "Hello"
 
 
-async def test_every_event_names_its_lane_and_lanes_run_at_a_time(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_every_event_has_its_stream_id_and_lanes_run_concurrently(ws: Ours, upstream: ScriptedUpstream) -> None:
     held = Signal()
     upstream.stream(text("slow"), held, *HELLO)
     upstream.stream(*HELLO)
@@ -122,7 +122,7 @@ async def test_every_event_names_its_lane_and_lanes_run_at_a_time(ws: Ours, upst
     assert oracle.check(as_sse(first + rest), done=False).response["output_text"] == "slowHello"
 
 
-async def test_a_lane_has_one_response_at_a_time_in_order(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_lane_runs_one_response_at_a_time_in_order(ws: Ours, upstream: ScriptedUpstream) -> None:
     held = Signal()
     first = upstream.stream(text("1"), held, *HELLO)
     second = upstream.stream(text("2"), *HELLO)
@@ -136,7 +136,7 @@ async def test_a_lane_has_one_response_at_a_time_in_order(ws: Ours, upstream: Sc
     assert texts == ["1Hello", "2Hello"]
 
 
-async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(start_ws: Start, upstream: ScriptedUpstream) -> None:
+async def test_an_upstream_error_is_an_error_event_with_its_status(start_ws: Start, upstream: ScriptedUpstream) -> None:
     ws = start_ws(upstream__status_grace=5)
     upstream.whole(error("no such thing", 400), 400)
     upstream.whole(error("slow down", 429), 429, headers={"retry-after": "7"})
@@ -150,14 +150,16 @@ async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(start_ws: S
     assert limited["error"]["headers"] == {"retry-after": "7"}
 
 
-async def test_what_fails_after_its_beginning_ends_in_failed_and_is_no_error(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_failure_after_the_start_is_response_failed_without_an_error_event(
+    ws: Ours, upstream: ScriptedUpstream
+) -> None:
     upstream.stream(text("Hel"), frame(error("broken", 500)), done=False)
     upstream.stream(*HELLO)
     async with opened(ws) as socket:
         await socket.create()
         events = await socket.events()
         assert events[-1]["type"] == "response.failed"
-        assert (await socket.response())["output_text"] == "Hello"  # nothing came in between
+        assert (await socket.response())["output_text"] == "Hello"  # no event came in between
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ async def test_what_fails_after_its_beginning_ends_in_failed_and_is_no_error(ws:
         ([1], None, "invalid_type"),
     ],
 )
-async def test_a_frame_that_is_none_is_a_400_and_the_connection_goes_on(
+async def test_an_invalid_frame_is_a_400_and_the_connection_stays_usable(
     ws_proxy: Ours, upstream: ScriptedUpstream, sent: Any, param: str | None, code: str
 ) -> None:
     upstream.stream(*HELLO)
@@ -193,7 +195,7 @@ async def test_a_frame_that_is_none_is_a_400_and_the_connection_goes_on(
     assert len(upstream.requests) == 1
 
 
-async def test_what_is_no_json_is_a_400(ws_proxy: Ours) -> None:
+async def test_a_frame_that_is_not_json_is_a_400(ws_proxy: Ours) -> None:
     async with opened(ws_proxy) as socket:
         await socket.connection.send("{")
         assert (await socket.receive())["error"]["code"] == "invalid_json"
@@ -214,7 +216,7 @@ async def test_a_frame_that_is_too_large_is_a_413(start_ws: Start, upstream: Scr
 
 
 @pytest.mark.parametrize("kind", ["response.create", "response.steer"])
-async def test_a_frame_that_is_nested_too_deep_is_a_413_and_the_connection_goes_on(
+async def test_a_frame_that_is_nested_too_deep_is_a_413_and_the_connection_stays_usable(
     ws_proxy: Ours, upstream: ScriptedUpstream, kind: str
 ) -> None:
     deep = f'{{"type": "{kind}", "model": "tiny", "input": {"[" * 300}{"]" * 300}}}'
@@ -226,7 +228,7 @@ async def test_a_frame_that_is_nested_too_deep_is_a_413_and_the_connection_goes_
         assert await socket.response()
 
 
-async def test_steering_is_refused_with_its_input(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
+async def test_steering_fails_with_an_event_that_repeats_the_input(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
     held = Signal()
     upstream.stream(text("Hel"), held, *HELLO)
     async with ws_proxy.client.responses.connect() as connection:
@@ -258,7 +260,7 @@ async def test_an_upgrade_with_a_refused_credential_is_a_401(start_at: Callable[
 
 
 @pytest.mark.both_mounts
-async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
+async def test_an_upgrade_at_another_responses_path_is_a_404(ws: Ours) -> None:
     with pytest.raises(InvalidStatus) as caught:
         async with opened(ws, "/v1/responses/resp_1"):
             pass
@@ -266,7 +268,7 @@ async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
 
 
 @pytest.mark.both_mounts
-async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
+async def test_an_upgrade_is_a_426_if_max_websockets_is_zero(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
         async with opened(start_ws(server__max_websockets=0)):
             pass
@@ -281,7 +283,7 @@ async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
         ({}, "/v1/responses/resp_1", "/v1/responses/{response_id}", 404),
     ],
 )
-async def test_a_refusal_has_an_id_and_leaves_an_access_line(
+async def test_a_refused_upgrade_has_a_request_id_and_an_access_line(
     start_at: Callable[..., Ours],
     caplog: pytest.LogCaptureFixture,
     settings: dict[str, Any],
@@ -308,7 +310,9 @@ async def test_a_refusal_has_an_id_and_leaves_an_access_line(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_a_client_that_leaves_before_its_refusal_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_disconnects_before_its_refusal_is_logged_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
@@ -324,7 +328,7 @@ async def test_a_client_that_leaves_before_its_refusal_is_no_failure(caplog: pyt
     assert "left=true" in line
 
 
-async def test_a_refusal_without_an_end_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_incomplete_refusal_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
@@ -354,7 +358,7 @@ async def test_a_page_of_the_server_itself_may_connect(ws_proxy: Ours) -> None:
         assert (await socket.receive())["type"] == "error"
 
 
-async def test_an_owner_has_a_fifth_of_the_connections(start_ws: Start) -> None:
+async def test_an_owner_may_open_a_fifth_of_the_maximum_number_of_connections(start_ws: Start) -> None:
     ours = start_ws(server__max_websockets=9)
     async with opened(ours):
         with pytest.raises(InvalidStatus) as caught:
@@ -368,7 +372,7 @@ async def test_an_owner_has_a_fifth_of_the_connections(start_ws: Start) -> None:
         await socket.receive()
 
 
-async def test_a_connection_has_so_many_lanes(
+async def test_the_number_of_lanes_per_connection_is_limited(
     start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.asgi.websocket.MAX_LANES", 1)
@@ -385,7 +389,7 @@ async def test_a_connection_has_so_many_lanes(
         assert (await socket.events())[-1]["type"] == "response.completed"
 
 
-async def test_the_time_of_a_connection_ends_with_its_last_response(
+async def test_an_expired_connection_is_closed_after_its_last_response(
     start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.asgi.websocket.MAX_LIFETIME", 0.5)
@@ -410,7 +414,7 @@ async def test_the_time_of_a_connection_ends_with_its_last_response(
 
 
 @pytest.mark.both_mounts
-async def test_who_leaves_cancels_what_runs(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_closing_a_connection_cancels_its_running_responses(ws: Ours, upstream: ScriptedUpstream) -> None:
     answers = [upstream.stream(text("a"), Signal()) for _ in range(2)]
     async with opened(ws) as socket:
         for name in ("a", "b"):
@@ -421,7 +425,7 @@ async def test_who_leaves_cancels_what_runs(ws: Ours, upstream: ScriptedUpstream
         await answer.left.wait()
 
 
-async def test_who_is_refused_or_leaves_leaves_nothing_to_the_garbage_collector(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_refusals_and_disconnections_leave_nothing_to_the_garbage_collector(ws: Ours, upstream: ScriptedUpstream) -> None:
     async with nothing_left():
         upstream.whole(error("no"), 400)
         async with opened(ws) as socket:
@@ -433,7 +437,7 @@ async def test_who_is_refused_or_leaves_leaves_nothing_to_the_garbage_collector(
             await answer.asked.wait()
 
 
-async def test_a_client_that_does_not_read_holds_up_its_own_responses_only(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_does_not_read_delays_only_its_own_responses(ws: Ours, upstream: ScriptedUpstream) -> None:
     many = 400
     slow = upstream.stream(*[text("x" * 100_000)] * many)
     upstream.stream(*HELLO)
@@ -445,7 +449,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_responses_only(ws: O
         assert not slow.played.is_set()
 
 
-async def test_a_wrong_key_of_the_official_client_is_told(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_wrong_key_raises_an_error_in_the_official_client(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("who are you", 401), 401)
     async with patient_ws.client.responses.connect() as connection:
         await connection.response.create(input="Hi", model="tiny")
@@ -456,7 +460,7 @@ async def test_a_wrong_key_of_the_official_client_is_told(patient_ws: Ours, upst
             await connection.dispatch_events()
 
 
-async def test_an_upgrade_without_the_tenant_is_a_400(start_ws: Start) -> None:
+async def test_an_upgrade_without_the_tenant_header_is_a_400(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
         async with opened(start_ws(auth__tenant_header="x-tenant")):
             pass

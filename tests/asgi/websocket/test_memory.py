@@ -1,4 +1,4 @@
-"""What the connections of an owner, and those of all owners, keep in memory is bounded."""
+"""The memory used by the connections of one owner, and of all owners, is limited."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start_proxy(start_at: Callable[..., Ours]) -> Callable[..., Ours]:
-    """For what does not depend on the mount."""
+    """Start a server for tests that do not depend on the mount."""
     return lambda **settings: start_at("proxy", uvicorn=UVICORN, **settings)
 
 
 async def is_known(socket: Socket, response_id: str) -> bool:
-    """Whether a response can be continued; if so, it is."""
+    """Try to continue a response; return whether that succeeded."""
     await socket.create(previous_response_id=response_id, store=False, generate=False)
     return bool((await socket.events())[-1]["type"] == "response.completed")
 
 
-async def test_an_owner_holds_so_much_on_all_its_connections(
+async def test_the_memory_limit_of_an_owner_covers_all_its_connections(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     ours = start_proxy(limits__memory_bytes=80_000)
@@ -52,12 +52,10 @@ async def test_an_owner_holds_so_much_on_all_its_connections(
         assert not await is_known(first, oldest["id"])
         assert await is_known(second, newest["id"])
         assert await is_known(other, foreign["id"])
-        assert not await is_known(first, newer["id"])  # it is the other connection's
+        assert not await is_known(first, newer["id"])  # it belongs to the other connection
 
 
-async def test_what_an_owner_held_is_free_again_when_its_connection_ends(
-    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
-) -> None:
+async def test_closing_a_connection_frees_its_memory(start_proxy: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
     ours = start_proxy(limits__memory_bytes=60_000)
     for _ in range(8):
         async with opened(ours, key=f"{_}") as socket:
@@ -66,7 +64,7 @@ async def test_what_an_owner_held_is_free_again_when_its_connection_ends(
             assert await is_known(socket, held["id"])
 
 
-async def test_requests_that_wait_on_several_connections_count_together(
+async def test_queued_requests_of_several_connections_count_together(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     ours, held = start_proxy(limits__memory_bytes=80_000), Signal()
@@ -89,7 +87,7 @@ async def test_requests_that_wait_on_several_connections_count_together(
         await second.response("x" * 15_000)
 
 
-async def test_requests_that_wait_are_not_decoded(start_proxy: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+async def test_queued_requests_are_not_decoded(start_proxy: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
     ours, held = start_proxy(), Signal()
     async with opened(ours) as socket:
         answer = upstream.stream(text("a"), held, *HELLO)
@@ -109,7 +107,7 @@ async def test_requests_that_wait_are_not_decoded(start_proxy: Callable[..., Our
             assert (await socket.events())[-1]["type"] == "response.completed"
 
 
-async def test_small_values_count_by_the_memory_that_they_take(
+async def test_small_values_are_counted_by_the_memory_they_use(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     ours = start_proxy(limits__memory_bytes=400_000)
@@ -123,7 +121,7 @@ async def test_small_values_count_by_the_memory_that_they_take(
         assert not await is_known(socket, large["id"])
 
 
-async def test_all_owners_together_have_so_many_connections(start_proxy: Callable[..., Ours]) -> None:
+async def test_the_number_of_connections_of_all_owners_is_limited(start_proxy: Callable[..., Ours]) -> None:
     ours = start_proxy(server__max_websockets=2)
     async with opened(ours, key="a"), opened(ours, key="b"):
         with pytest.raises(InvalidStatus) as caught:
@@ -136,14 +134,14 @@ async def test_all_owners_together_have_so_many_connections(start_proxy: Callabl
         await socket.receive()
 
 
-# -- the bookkeeping -------------------------------------------------------------------------------------------------------
+# -- memory accounting -----------------------------------------------------------------------------------------------------
 
 
 def chain(size: int, before: UnstoredChain | None = None) -> UnstoredChain:
     return UnstoredChain(tag="t", items=[], blocks=(*(before.blocks if before else ()), Block(size)))
 
 
-def test_what_is_shared_by_two_responses_counts_once() -> None:
+def test_history_shared_by_several_responses_is_counted_once() -> None:
     share, known = Share(memory := Memory(owner_bytes=10_000, total_bytes=10_000)), set[str]()
     first = chain(4_000)
     share.hold("1", first, known)
@@ -159,13 +157,13 @@ def test_what_is_shared_by_two_responses_counts_once() -> None:
     assert memory.size == 0
 
 
-def test_an_owner_never_makes_room_at_the_cost_of_another() -> None:
+def test_an_owner_never_evicts_responses_of_another_owner() -> None:
     memory = Memory(owner_bytes=8_000, total_bytes=10_000)
     known: set[str] = set()
     with memory.share("a") as a, memory.share("b") as b:
         a.hold("a1", chain(7_000), known)
         b.hold("b1", chain(2_000), known)
-        b.hold("b2", chain(5_000), known)  # it would not fit if b had nothing else
+        b.hold("b2", chain(5_000), known)  # it does not fit even if everything else of b is evicted
         assert known == {"a1", "b1"}
         with pytest.raises(RateLimited):
             b.enter(5_000)
@@ -174,7 +172,7 @@ def test_an_owner_never_makes_room_at_the_cost_of_another() -> None:
 
 
 class Owner:
-    """An owner that does things to its share."""
+    """An owner, with the steps that it may apply to its share."""
 
     def __init__(self, memory: Memory) -> None:
         self.share = Share(memory)
@@ -212,7 +210,7 @@ STEPS = [Owner.hold, Owner.go_on, Owner.evict, Owner.enter, Owner.leave]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 90))))
-def test_the_bounds_hold_whatever_is_done_and_nothing_is_left_in_the_end(steps: list[tuple[int, Any, int]]) -> None:
+def test_the_memory_limits_hold_for_any_sequence_of_steps_and_all_memory_is_freed(steps: list[tuple[int, Any, int]]) -> None:
     memory = Memory(owner_bytes=60, total_bytes=100)
     owners = [Owner(memory) for _ in range(3)]
     for number, (owner, step, size) in enumerate(steps):

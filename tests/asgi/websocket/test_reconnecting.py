@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of an answer, and what its clients do then."""
+"""Clients that reconnect after their server was killed during a response."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def port() -> int:
 def start_process(
     fork_server: ForkServer, serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int
 ) -> Iterator[StartProcess]:
-    """Starts `responses-mw serve`, always at the same port."""
+    """Start `responses-mw serve`, always on the same port."""
     url = serve(upstream)
     processes: list[Forked] = []
 
@@ -48,10 +48,10 @@ def start_process(
         process.wait()
 
 
-async def test_after_a_kill_a_client_goes_on_elsewhere(
+async def test_a_stored_response_can_be_continued_after_its_server_was_killed(
     start_process: StartProcess, upstream: ScriptedUpstream, port: int
 ) -> None:
-    """As Codex does: what was stored is continued; of what was not, everything is sent again."""
+    """As Codex does: it continues stored responses, and sends the whole history of unstored ones again."""
     upstream.stream(*HELLO)
     upstream.stream(*HELLO)
     broken = upstream.stream(text("Hel"), Signal())
@@ -75,10 +75,10 @@ async def test_after_a_kill_a_client_goes_on_elsewhere(
         assert (await socket.response("Three", previous_response_id=stored["id"]))["output_text"] == "Hello"
 
 
-async def test_after_a_kill_the_official_client_reconnects(
+async def test_the_official_client_reconnects_after_its_server_was_killed(
     start_process: StartProcess, upstream: ScriptedUpstream, port: int
 ) -> None:
-    """It opens another connection, where the request is made anew."""
+    """It opens another connection, on which the test repeats the request."""
     upstream.stream(text("Hel"), Signal())
     upstream.stream(*HELLO)
     process, ours = start_process(), Ours(f"http://127.0.0.1:{port}")
