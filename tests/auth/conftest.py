@@ -1,4 +1,4 @@
-"""Ours with all that can have an effect."""
+"""Fixtures: servers configured so that requests can have every kind of side effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keys(redis_url: str) -> Iterator[Plain]:
 
 
 def snapshot(keys: Plain) -> dict[bytes, Any]:
-    """All keys with their values, but for the usage of owners, which is added up every ten seconds."""
+    """Return all keys with their values, except the usage of owners, which is updated every ten seconds."""
     read = {
         b"hash": keys.hgetall,
         b"string": keys.get,
@@ -44,7 +44,7 @@ def effects() -> Effects:
 
 @pytest.fixture
 def start_with(start_at: Callable[..., Ours], serve: Serve, effects: Effects) -> Callable[..., Ours]:
-    """Starts ours at a mount with an upstream, and with all that can have effects."""
+    """Return a function that starts the server at a mount, with an upstream and every service that requests can affect."""
     url = serve(effects, lifespan="off")
 
     def start(mount: str, upstream: Knowing, **settings: Any) -> Ours:

@@ -1,4 +1,4 @@
-"""An upstream that knows its callers, and a server that stands for all that a request may have an effect on."""
+"""An upstream that checks credentials, and one server in place of every service that a request can affect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ nobody as keys are for chats only."""
 
 
 class Knowing(ScriptedUpstream):
-    """Chats with callers who have one of its `keys`, looking at the credential first; calls the first tool it is offered."""
+    """An upstream that accepts only its `keys`, checks the credential first and calls the first tool of a request."""
 
     def __init__(self, listing: Listing = "guarded") -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Knowing(ScriptedUpstream):
 
 
 class Effects:
-    """An MCP server, a sandbox, a search provider and a server of embeddings, of which only the visitors matter."""
+    """An MCP server, a sandbox, a search provider and an embedding server in one, which records the requested paths."""
 
     def __init__(self) -> None:
         self.visited: list[str] = []
@@ -96,7 +96,7 @@ class Effects:
 
 
 def settings_of(effects: str) -> dict[str, Any]:
-    """Settings by which every effect is possible; `effects` is the URL of their server."""
+    """Return settings that enable every side effect. `effects` is the URL of the server of effects."""
     return {
         "tools__mcp_servers": {"tools": {"url": f"{effects}/mcp", "require_approval": "never"}},
         "tools__allow_private_urls": True,

@@ -1,4 +1,4 @@
-"""Nothing has a side effect before its caller has been accepted: every effect, every way to ask, every kind of upstream."""
+"""No request has a side effect before its caller is accepted: every effect, every kind of request and of upstream."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FORGED = "a forged approval"
 
 @dataclass(frozen=True)
 class Effect:
-    """What a request has an effect on: it shows in Redis, or as a visit at `path` of the server of effects. On a WebSocket
-    nothing is asked before the handshake, which is the same for all."""
+    """A side effect of a request, visible in Redis or as a visit at `path` of the server of effects. A WebSocket checks
+    the credential in its handshake, which is the same for all effects."""
 
     name: str
     body: dict[str, Any]
@@ -78,7 +78,7 @@ MADE_UP = [{}, {"authorization": "Bearer wrong"}]
 
 
 async def ask(ours: Ours, effect: Effect, way: str, headers: dict[str, str]) -> tuple[int, str]:
-    """The status of the answer, and all of it; that of an error frame on a WebSocket."""
+    """Return the status and the text of an answer. On a WebSocket, the status is that of the error frame."""
     body = effect.body
     if way == "websocket":
         async with connect(ours.url.replace("http", "ws", 1) + effect.url, additional_headers=headers, proxy=None) as socket:
@@ -94,7 +94,7 @@ async def ask(ours: Ours, effect: Effect, way: str, headers: dict[str, str]) -> 
 
 
 async def refused(ours: Ours, effect: Effect, way: str, headers: dict[str, str]) -> bool:
-    """Whether a request is refused for its credential. What is forged may be, before anybody has been asked."""
+    """Return whether a request is refused for its credential. A forged approval may be refused with a 400 before that."""
     try:
         status, _ = await ask(ours, effect, way, headers)
     except InvalidStatus as error:
@@ -103,7 +103,7 @@ async def refused(ours: Ours, effect: Effect, way: str, headers: dict[str, str])
 
 
 def asked_anew(effect: Effect) -> Effect:
-    """The same with a question that has no answer yet."""
+    """Return the same effect with a new question, which has no answer yet."""
     return replace(effect, body={**effect.body, "input": random_part()}) if "input" in effect.body else effect
 
 
@@ -132,10 +132,10 @@ async def test_nothing_happens_for_who_is_not_accepted(
 
 
 @pytest.mark.parametrize(("mount", "listing"), [("proxy", "guarded"), ("mounted", "absent")])
-async def test_the_same_requests_have_their_effects_for_who_is_accepted(
+async def test_the_same_requests_have_their_effects_for_accepted_callers(
     start_with: Callable[..., Ours], keys: Plain, effects: Effects, mount: str, listing: Listing
 ) -> None:
-    """Or the test above would prove nothing."""
+    """Without this, the test above would prove nothing."""
     ours = start_with(mount, Knowing(listing))
     for effect, way in CASES:
         if effect.name in (FORGED, "items") or way == "compact":

@@ -1,4 +1,4 @@
-"""What a caller leaves in Redis whom the upstream refuses after the answer's status has been sent: nothing."""
+"""A caller refused by the upstream after the status of the answer was sent leaves nothing in Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def late(status: int, held: Signal) -> Answer:
 
 
 async def streamed(ours: Ours, held: Signal, **members: Any) -> oracle.Event:
-    """The last event of a stream for which the upstream is let answer once it has begun."""
+    """Return the last event of a stream. Release the upstream when the stream has begun."""
     last: oracle.Event = {}
     body = {"model": "tiny", "input": "Hi", "stream": True, **members}
     async with ours.http.stream("POST", "/v1/responses", json=body, headers=WRONG) as answer:
@@ -57,7 +57,7 @@ async def test_a_stream_that_is_refused_late_is_not_stored(
     assert (await ours.http.get(f"/v1/responses/{last['response']['id']}", headers=WRONG)).status_code == 404
 
 
-async def test_of_who_is_accepted_a_failure_is_stored(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_failed_response_of_an_accepted_caller_is_stored(start: Start, upstream: ScriptedUpstream) -> None:
     ours, held = start(upstream__status_grace=0), Signal()
     upstream.queue(late(500, held))
     last = await streamed(ours, held)
@@ -67,7 +67,7 @@ async def test_of_who_is_accepted_a_failure_is_stored(start: Start, upstream: Sc
 
 
 async def test_a_failure_of_who_nobody_has_accepted_is_not_stored(start_with: Callable[..., Ours], keys: Plain) -> None:
-    """An upstream that fails proves nothing of its caller."""
+    """A failure of the upstream does not prove that the caller is valid."""
     upstream, held = Knowing(), Signal()
     upstream.before_refusal = held
     upstream.refusal = 500
@@ -85,7 +85,7 @@ async def test_a_credential_that_is_revoked_ends_what_a_websocket_may(start_with
         first = await socket.response("Hi")
         upstream.keys = set()
         before = snapshot(keys)
-        await socket.create("And now?", previous_response_id=first["id"])  # what was accepted holds for a while
+        await socket.create("And now?", previous_response_id=first["id"])  # an acceptance is cached for a while
         last = (await socket.events())[-1]
         assert last["type"] in ("response.failed", "error")
         assert snapshot(keys) == before
@@ -94,8 +94,8 @@ async def test_a_credential_that_is_revoked_ends_what_a_websocket_may(start_with
         assert snapshot(keys) == before
 
 
-async def test_a_plain_request_asks_the_upstream_once(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__dialect="vllm")  # or it would be asked for
+async def test_a_plain_request_makes_one_upstream_request(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(upstream__dialect="vllm")  # otherwise, it would be detected
     for stream in (False, True):
         upstream.stream(*HELLO)
         answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": stream}, headers=WRONG)
@@ -104,7 +104,9 @@ async def test_a_plain_request_asks_the_upstream_once(start: Start, upstream: Sc
     assert len(upstream.requests) == 2
 
 
-async def test_the_upstreams_refusal_is_not_the_callers_where_the_key_is_ours(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_an_upstream_refusal_is_a_502_for_a_caller_with_a_configured_api_key(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     line = f"alice:sha256:{sha256(b'key-of-alice').hexdigest()}"
     ours = start(auth__api_keys=[line])
     upstream.whole(error("who are you", 401), 401)

@@ -1,4 +1,4 @@
-"""What makes a credential a good one, and for how long."""
+"""Verification of credentials by the upstream, and how long an acceptance is cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def caller(key: str | None = "good", **headers: str) -> Caller:
 
 
 @pytest.mark.parametrize("listing", ["guarded", "public", "absent", "forbidden"])
-async def test_good_credentials_are_accepted_and_others_refused(listing: Listing) -> None:
+async def test_valid_credentials_are_accepted_and_others_refused(listing: Listing) -> None:
     upstream = before(Knowing(listing))
     await upstream.verify(caller())
     for key in ("wrong", None):
@@ -50,14 +50,14 @@ async def test_a_server_that_looks_into_the_body_first_is_not_taken_at_its_word(
         await upstream.verify(caller("wrong"))
 
 
-async def test_no_model_is_run_where_the_list_of_models_tells() -> None:
+async def test_verification_by_the_list_of_models_makes_no_chat_request() -> None:
     server = Knowing()
     await before(server).verify(caller())
     assert server.requests == []
 
 
 def failing(path: str, status: int) -> Callable[..., Any]:
-    """An upstream that answers at `path` with `status`."""
+    """Return an upstream that answers at `path` with `status`."""
     server = Knowing("public")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -72,7 +72,7 @@ def failing(path: str, status: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 302])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
-async def test_what_is_neither_an_acceptance_nor_a_refusal_lets_nobody_in(path: str, status: int) -> None:
+async def test_an_inconclusive_status_of_the_upstream_is_an_error_and_not_an_acceptance(path: str, status: int) -> None:
     upstream = before(failing(path, status), upstream__status_grace=0)
     with pytest.raises(UpstreamError) as raised:
         await upstream.verify(caller())
@@ -98,14 +98,14 @@ async def test_a_refused_check_does_not_quote_the_model_of_another_caller(status
     assert str(status) in raised.value.message
 
 
-async def test_what_chats_at_no_path_lets_nobody_in() -> None:
+async def test_an_upstream_without_chat_completions_accepts_no_credential() -> None:
     with pytest.raises(UpstreamError) as raised:
         await before(failing("/v1/chat/completions", 404)).verify(caller())
     assert raised.value.status == 502
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
-async def test_an_upstream_that_hangs_does_not_hold_the_check(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verification_with_a_hanging_upstream_times_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Knowing("public")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -118,7 +118,7 @@ async def test_an_upstream_that_hangs_does_not_hold_the_check(path: str, monkeyp
         await before(app).verify(caller())
 
 
-async def test_an_upstream_that_hangs_does_not_hold_what_needs_its_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dialect_model_and_info_requests_to_a_hanging_upstream_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await Signal().wait(None)
 
@@ -131,7 +131,7 @@ async def test_an_upstream_that_hangs_does_not_hold_what_needs_its_list_of_model
 
 
 async def test_a_credential_is_more_than_the_authorization() -> None:
-    """Where the upstream knows callers by a header that goes on to it, one caller's must not let in another."""
+    """If the upstream identifies callers by another forwarded header, the acceptance of one must not let in another."""
     accepted = "good"
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -150,7 +150,7 @@ async def test_a_credential_is_more_than_the_authorization() -> None:
             await upstream.verify(Caller(headers=headers))
 
 
-async def test_a_host_that_knows_more_of_callers_than_their_headers_is_always_asked() -> None:
+async def test_an_acceptance_is_not_cached_for_callers_with_a_scope() -> None:
     server = Knowing()
     upstream = before(server)
     scope = {"type": "http", "user": object(), "headers": []}
@@ -159,7 +159,7 @@ async def test_a_host_that_knows_more_of_callers_than_their_headers_is_always_as
     assert [visit.path for visit in server.visits].count("/v1/models") == 2
 
 
-async def test_an_acceptance_holds_whatever_trace_a_request_belongs_to_and_is_forgotten_by_a_refusal() -> None:
+async def test_an_acceptance_ignores_trace_headers_and_ends_with_a_refusal() -> None:
     server = Knowing()
     upstream = before(server)
     await upstream.verify(caller())
@@ -188,7 +188,7 @@ async def test_made_up_credentials_do_not_drive_out_one_that_is_used(monkeypatch
     assert len([visit for visit in server.visits if visit.path == "/v1/models"]) == 7
 
 
-async def test_who_has_a_key_of_ours_is_not_asked_about() -> None:
+async def test_a_caller_with_a_configured_api_key_is_not_verified_by_the_upstream() -> None:
     server = Knowing()
     known = Caller(standing=Standing(is_known=True, is_accepted=True))
     await before(server).verify(known.again())
