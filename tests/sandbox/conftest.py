@@ -1,4 +1,4 @@
-"""Sandboxes that run for one test, or for all of them."""
+"""Fixtures: sandboxes for one test and sandboxes shared by all tests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def sandbox_fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def launch(sandbox_fork_server: ForkServer) -> Iterator[Launch]:
-    """Starts a sandbox at a level, with the settings that are given."""
+    """Return a function that starts a sandbox at a level, with settings."""
     with ExitStack() as stack:
         yield launcher(stack, sandbox_fork_server)
 
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[Launch]:
-    """Starts a sandbox that all tests share, or gives it if it runs: each test must leave it well."""
+    """Return a function that starts a sandbox, or returns it if it runs. All tests share it and must not damage it."""
     with ExitStack() as stack:
         yield cache(launcher(stack))
 
@@ -41,13 +41,13 @@ def sandbox(request: pytest.FixtureRequest, shared: Launch) -> Sandbox:
 
 @pytest.fixture(scope="package", params=levels())
 def hasty(request: pytest.FixtureRequest, shared: Launch) -> Sandbox:
-    """A sandbox whose calls end after three seconds: for those that would not end by themselves."""
+    """A sandbox with a call timeout of three seconds, for calls that do not end by themselves."""
     return shared(request.param, call_timeout=3)
 
 
 @pytest.fixture(scope="package")
 def restricted(shared: Launch) -> Sandbox:
-    """The chart's default: all containers have the service's user, and there are no namespaces."""
+    """A sandbox as in the default of the chart: containers share the user of the service, without namespaces."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to take rights away")
     return shared("restricted")
@@ -55,5 +55,5 @@ def restricted(shared: Launch) -> Sandbox:
 
 @pytest.fixture(scope="package")
 def best(shared: Launch) -> Sandbox:
-    """A sandbox at the strongest level, for what does not depend on it."""
+    """A sandbox at the strongest level, for tests that do not depend on the level."""
     return shared(levels()[0])

@@ -1,4 +1,4 @@
-"""What hostile code tries, against the real service: it gets nowhere, and the service and its next container are well."""
+"""Hostile code in the real service: every attack fails, and the service and new containers keep working."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.sandbox import SECRET, Launch, Sandbox, levels, until_descend
 
 BEST = levels()[0]
 
-# Runs expressions one by one, and tells what each gave: what went wrong, or what it got.
+# Runs functions one by one, and returns for each its result or the name of its exception.
 ATTEMPT = """
 def attempt(*attempts):
     got = []
@@ -37,7 +37,7 @@ async def _the_service_survives(request: pytest.FixtureRequest) -> AsyncIterator
             assert await survivor.is_well()
 
 
-# -- the network ---------------------------------------------------------------------------------------------------------
+# -- network -------------------------------------------------------------------------------------------------------------
 
 
 async def test_there_is_no_network(sandbox: Sandbox) -> None:
@@ -65,7 +65,7 @@ attempt(
             listener.accept()
 
 
-async def test_a_socket_can_not_be_had_by_a_bare_system_call(best: Sandbox) -> None:
+async def test_a_bare_system_call_cannot_create_a_socket(best: Sandbox) -> None:
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -101,7 +101,7 @@ other.recv(20), all(one in ("PermissionError", "ConnectionRefusedError") for one
 # -- other processes -----------------------------------------------------------------------------------------------------
 
 
-async def test_other_processes_can_neither_be_seen_nor_ended(sandbox: Sandbox) -> None:
+async def test_other_processes_can_be_neither_seen_nor_signalled_nor_limited(sandbox: Sandbox) -> None:
     pid = sandbox.process.pid
     code = f"""
 import os, signal, resource
@@ -118,17 +118,17 @@ attempt(
     refused = await sandbox.value(code)
     assert refused is not None
     allowed = {"PermissionError", "ProcessLookupError", "FileNotFoundError"}
-    assert set(eval(refused)) <= allowed  # a list of names
+    assert set(eval(refused)) <= allowed  # a list of names of exceptions
 
 
-async def test_a_kill_of_everything_reaches_nothing_else(sandbox: Sandbox) -> None:
+async def test_killing_all_processes_does_not_affect_other_containers(sandbox: Sandbox) -> None:
     other = (await sandbox.run("x = 1"))["container_id"]
     code = "import os, signal\ntry: os.kill(-1, signal.SIGKILL); os.kill(1, signal.SIGKILL)\nexcept OSError: pass"
     await sandbox.run(code)
     assert await sandbox.value("x", other) == "1"
 
 
-async def test_processes_that_a_call_leaves_behind_are_ended_with_it(best: Sandbox) -> None:
+async def test_processes_left_by_a_call_are_killed_when_it_ends(best: Sandbox) -> None:
     code = "import subprocess\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True)\nchild.poll()"
     outcome = await best.run(code)
     assert (outcome["result"], outcome["ended"]) == (None, None)
@@ -141,7 +141,7 @@ async def test_a_forked_child_that_reaches_the_end_of_the_cell_reports_nothing(b
     assert await best.value("x", outcome["container_id"]) == "'parent'"
 
 
-async def test_when_the_service_is_killed_its_containers_end(launch: Launch) -> None:
+async def test_containers_exit_if_the_service_is_killed(launch: Launch) -> None:
     sandbox = launch(BEST, call_timeout=50)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_ignoring_errors, sandbox, "while True: pass")
@@ -174,7 +174,7 @@ async def test_files_outside_can_neither_be_read_nor_written(sandbox: Sandbox, t
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     for path in (secret, tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o777)  # its permissions are not what protects it
+        path.chmod(0o777)  # so that file permissions do not protect it
     code = f"""
 import os
 {ATTEMPT}
@@ -197,11 +197,11 @@ attempt(
 """
     refused = await sandbox.value(code)
     assert refused is not None
-    assert set(eval(refused)) <= {"PermissionError", "FileNotFoundError", "OSError"}  # OSError: a read-only file system
+    assert set(eval(refused)) <= {"PermissionError", "FileNotFoundError", "OSError"}  # OSError: read-only file system
     assert secret.read_text() == SECRET
 
 
-async def test_the_environment_of_the_service_is_not_seen(sandbox: Sandbox) -> None:
+async def test_the_environment_of_the_service_is_not_visible(sandbox: Sandbox) -> None:
     code = """
 import os
 seen = list(os.environ.values())
@@ -217,7 +217,7 @@ for name in os.listdir("/proc") if os.access("/proc", os.R_OK) else []:
     assert SECRET not in str(outcome["stdout"])
 
 
-async def test_a_container_does_not_see_the_files_of_another(sandbox: Sandbox) -> None:
+async def test_the_files_of_another_container_are_not_accessible(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import os\nopen('mine', 'w').write('x')\nos.path.abspath('mine'), os.getcwd()")
     path, directory = eval(outcome["result"])
     code = f"import os\n{ATTEMPT}\nattempt(lambda: open({path!r}).read(), lambda: 'mine' in os.listdir({directory!r}))"
@@ -225,7 +225,7 @@ async def test_a_container_does_not_see_the_files_of_another(sandbox: Sandbox) -
     assert seen in ("['FileNotFoundError', False]", "['PermissionError', 'PermissionError']")
 
 
-async def test_links_are_neither_followed_nor_listed(sandbox: Sandbox) -> None:
+async def test_links_and_pipes_are_neither_followed_nor_listed(sandbox: Sandbox) -> None:
     code = """
 import os
 os.symlink("/etc/passwd", "passwd"); os.symlink("/", "everything"); os.symlink(".", "loop"); os.mkfifo("pipe")
@@ -236,7 +236,7 @@ written = open("a", "w").write("a")
     assert outcome["files"] == [{"name": "a", "size": 1}]
 
 
-async def test_many_files_deep_folders_and_odd_names_are_listed_within_bounds(best: Sandbox) -> None:
+async def test_at_most_100_files_are_listed_with_many_files_deep_folders_and_invalid_names(best: Sandbox) -> None:
     code = """
 import os
 for n in range(3000): open(f"f{n}", "w").close()
@@ -251,7 +251,7 @@ for _ in range(400): os.mkdir("d" * 20); os.chdir("d" * 20)
 SCRIBBLE = "file = open('f', 'wb', 0)\nwhile True: file.write(bytes(2 ** 20))"
 
 
-async def test_the_files_of_a_container_are_bounded(best: Sandbox) -> None:
+async def test_the_file_space_of_a_container_is_limited(best: Sandbox) -> None:
     code = """
 for n in range(1000):
     with open(f"f{n}", "wb") as file: file.write(bytes(2 ** 20))
@@ -272,7 +272,7 @@ PRINT_FOREVER = "while True: print('x' * 1000)"
 DEEP_IN_C = "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return [*map(f, [x])]\nf(1)"
 
 
-# -- floods --------------------------------------------------------------------------------------------------------------
+# -- resource limits -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_fork_bomb_ends(sandbox: Sandbox) -> None:
@@ -280,7 +280,7 @@ async def test_a_fork_bomb_ends(sandbox: Sandbox) -> None:
     assert outcome["ended"]
 
 
-async def test_a_fork_bomb_that_outlives_the_cell_ends(best: Sandbox) -> None:
+async def test_a_fork_bomb_that_outlives_its_cell_is_killed(best: Sandbox) -> None:
     code = """
 import os
 if os.fork() == 0:
@@ -295,7 +295,7 @@ if os.fork() == 0:
         assert await best.value(living, outcome["container_id"]) == "['1', '2']"
 
 
-async def test_a_thread_bomb_ends(sandbox: Sandbox) -> None:
+async def test_a_thread_bomb_is_stopped(sandbox: Sandbox) -> None:
     code = """
 import threading, time
 threading.stack_size(32768)
@@ -306,14 +306,14 @@ while True:
     assert outcome["ended"] or "can't start new thread" in outcome["error"]
 
 
-async def test_too_much_memory_is_a_memory_error(sandbox: Sandbox) -> None:
+async def test_exceeding_the_memory_limit_is_a_memory_error_or_ends_the_container(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("kept = bytearray(2 ** 40)")
     assert outcome["error"].endswith("MemoryError\n")
     outcome = await sandbox.run("kept = []\nwhile True: kept.append(bytearray(2 ** 20))", outcome["container_id"])
     assert outcome["ended"] or outcome["error"].endswith("MemoryError\n")
 
 
-async def test_memory_taken_by_many_processes_ends_the_container(launch: Launch) -> None:
+async def test_memory_of_all_processes_over_the_limit_ends_the_container(launch: Launch) -> None:
     sandbox = launch(BEST, call_timeout=50)
     code = """
 import os, time
@@ -326,7 +326,7 @@ time.sleep(100)
     assert (await sandbox.run(code))["ended"] == f"it used more than {256 << 20} bytes of memory"
 
 
-async def test_processes_started_between_calls_are_ended(launch: Launch) -> None:
+async def test_processes_started_between_calls_are_killed(launch: Launch) -> None:
     sandbox = launch(BEST, call_timeout=50)
     code = """
 import ctypes, os, signal, threading, time
@@ -348,19 +348,19 @@ threading.Thread(target=start).start()
     known = await until_descendants(sandbox, 3)
     [started, *_] = set(await until_descendants(sandbox, 4)).difference(known)
     with anyio.fail_after(20):
-        while await anyio.Path(f"/proc/{started}/cmdline").read_bytes():  # a process that has ended has none
+        while await anyio.Path(f"/proc/{started}/cmdline").read_bytes():  # an exited process has an empty command line
             await anyio.sleep(0.1)
 
 
 @pytest.mark.parametrize("code", ["print('x' * 10_000_000)", PRINT_FOREVER, "import os\nwhile True: os.write(2, b'x' * 65536)"])
-async def test_huge_output_is_cut(best: Sandbox, code: str) -> None:
+async def test_huge_output_is_truncated(best: Sandbox, code: str) -> None:
     outcome = await best.run(code)
     printed = outcome["stdout"] + outcome["stderr"]
     assert 100_000 <= len(printed.strip()) < 110_000
     assert "bytes in all" in printed
 
 
-async def test_a_huge_result_and_a_huge_error_are_cut(sandbox: Sandbox) -> None:
+async def test_huge_results_and_errors_are_truncated(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("'\\U0001F600' * 10_000_000")
     assert len(outcome["result"]) == 100_000
     outcome = await sandbox.run("raise ValueError('\\U0001F600' * 10_000_000)", outcome["container_id"])
@@ -376,19 +376,19 @@ async def test_a_huge_result_and_a_huge_error_are_cut(sandbox: Sandbox) -> None:
         DEAF,
     ],
 )
-async def test_endless_work_is_ended(hasty: Sandbox, code: str) -> None:
+async def test_endless_code_is_stopped(hasty: Sandbox, code: str) -> None:
     outcome = await hasty.run(code)
     assert outcome["ended"] or outcome["error"].endswith("MemoryError\n")
 
 
-async def test_cpu_time_is_bounded_over_all_calls(launch: Launch) -> None:
+async def test_exceeding_the_cpu_time_kills_the_process_of_the_container(launch: Launch) -> None:
     sandbox = launch(BEST, cpu_seconds=1, call_timeout=30)
     outcome = await sandbox.run("while True: pass")
     assert outcome["ended"] == "its process was killed by SIGKILL"
     assert await sandbox.is_well()
 
 
-# -- the channel ---------------------------------------------------------------------------------------------------------
+# -- replies to the service and crashes ----------------------------------------------------------------------------------
 
 FAKE = """
 import json, os
@@ -430,7 +430,7 @@ async def test_forged_frames_end_the_container(best: Sandbox, frame: str) -> Non
         "{'result': None, 'error': None}",
     ],
 )
-async def test_a_reply_that_is_malformed_ends_the_container(best: Sandbox, reply: str) -> None:
+async def test_a_malformed_reply_ends_the_container(best: Sandbox, reply: str) -> None:
     code = f"""
 {FAKE}
 import sys
@@ -474,31 +474,31 @@ threading.Thread(target=later).start()
         ("import os\nos.getpid = lambda: 0", "its process ended with exit status 0"),
     ],
 )
-async def test_code_that_breaks_its_own_process_loses_its_container_only(best: Sandbox, code: str, reason: str | None) -> None:
+async def test_code_that_breaks_its_own_process_ends_only_its_container(best: Sandbox, code: str, reason: str | None) -> None:
     assert (await best.run(code))["ended"] == reason
 
 
 @pytest.mark.parametrize(
     "name", ["SIGSTOP", "SIGKILL", "SIGTERM", "SIGINT", "SIGABRT", "SIGSEGV", "SIGPIPE", "SIGCHLD", "SIGRTMAX"]
 )
-async def test_signals_to_itself_harm_nobody_else(hasty: Sandbox, name: str) -> None:
+async def test_a_signal_to_its_own_process_does_not_affect_other_containers(hasty: Sandbox, name: str) -> None:
     other = (await hasty.run("x = 1"))["container_id"]
     await hasty.run(f"import os, signal\nos.kill(os.getpid(), signal.{name})")
     assert await hasty.value("x", other) == "1"
 
 
-async def test_closing_or_replacing_its_own_output_harms_nobody_else(sandbox: Sandbox) -> None:
+async def test_a_container_works_after_closing_or_replacing_its_output_streams(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import os, sys\nsys.stdout = None\nos.ftruncate(1, 0); os.close(1); os.close(2)\n7")
     assert outcome["result"] == "7"
     assert await sandbox.value("8", outcome["container_id"]) == "8"
 
 
-async def test_a_sparse_output_is_read_within_bounds(sandbox: Sandbox) -> None:
+async def test_a_sparse_output_file_is_truncated(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import os\nos.ftruncate(1, 60 * 2 ** 20)")
     assert len(outcome["stdout"]) < 110_000
 
 
-async def test_objects_that_misbehave_when_they_are_shown_are_errors(sandbox: Sandbox) -> None:
+async def test_an_exception_in_repr_or_str_is_an_error_of_the_cell(sandbox: Sandbox) -> None:
     code = """
 class Hostile(Exception):
     def __repr__(self): raise SystemExit("repr")
@@ -511,7 +511,7 @@ class Hostile(Exception):
     assert await sandbox.value("1", outcome["container_id"]) == "1"
 
 
-async def test_pickles_that_call_are_but_code_like_any_other(sandbox: Sandbox) -> None:
+async def test_unpickling_can_run_code_only_in_the_container(sandbox: Sandbox) -> None:
     code = """
 import os, pickle
 class Evil:
@@ -521,7 +521,7 @@ type(pickle.loads(pickle.dumps(Evil())))
     assert await sandbox.value(code) == "<class 'int'>"
 
 
-async def test_text_that_is_no_unicode_is_replaced(sandbox: Sandbox) -> None:
+async def test_invalid_unicode_in_output_and_errors_is_replaced(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import os\nos.write(1, b'\\xff\\xfe')\n'\\ud800'.join('ab')")
     assert outcome["stdout"] == "\ufffd\ufffd"
     outcome = await sandbox.run("raise ValueError('\\udcff')")
@@ -545,7 +545,7 @@ calls = [libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, Non
 attempt(lambda: os.setgroups([0]), lambda: os.setresuid(65431, 65431, 65431)), calls, sum(capabilities)
 """
     refused, calls, capabilities = eval(await sandbox.value(code) or "")
-    assert set(refused) <= {"PermissionError", "OSError"}  # OSError: a user that its namespace does not know
+    assert set(refused) <= {"PermissionError", "OSError"}  # OSError: a user that is unknown in its namespace
     assert (calls, capabilities) == ([-1, -1, -1], 0)
 
 

@@ -1,4 +1,4 @@
-"""The filter of system calls, run as the kernel would, for both machines: also the one that these tests do not run on."""
+"""The seccomp filter, interpreted as the kernel does, for both architectures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS = {
 }
 ALLOWED, KILLED, REFUSED, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 SUCCESS_WITHOUT_EFFECT = 0x50000
-HIGH = 0xDEAD << 32  # of an int, the kernel does not look at these bits
+HIGH = 0xDEAD << 32  # bits that the kernel ignores in an int argument
 
 ALWAYS = [
     "socket",
@@ -118,7 +118,7 @@ ORDINARY = [
 
 
 def verdict(machine: str, number: int, *arguments: int, alone: bool = True, arch: int | None = None) -> int:
-    """What the filter makes of a call."""
+    """Run the filter on a system call and return its verdict."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=IIQ6Q", number, ARCHES[machine] if arch is None else arch, 0, *padded)
     lines = list(struct.iter_unpack("=HBBI", program(machine, alone=alone)))
@@ -142,7 +142,7 @@ def verdict(machine: str, number: int, *arguments: int, alone: bool = True, arch
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """The system calls of a machine, as the kernel's headers name them."""
+    """Return the numbers of the system calls of a machine, from the kernel headers."""
     for header in map(Path, HEADERS[machine]):
         if header.exists():
             found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", header.read_text(), re.MULTILINE)
@@ -154,7 +154,7 @@ both = pytest.mark.parametrize("machine", ARCHES)
 
 
 @both
-def test_calls_are_refused_by_the_numbers_that_the_kernels_headers_give_them(machine: str) -> None:
+def test_forbidden_calls_are_refused_by_their_numbers_in_the_kernel_headers(machine: str) -> None:
     known = numbers(machine)
     assert {name for name in ALWAYS + ALONE if verdict(machine, known[name]) != REFUSED} == set()
     assert {name for name in ALWAYS if verdict(machine, known[name], alone=False) != REFUSED} == set()
@@ -164,7 +164,7 @@ def test_calls_are_refused_by_the_numbers_that_the_kernels_headers_give_them(mac
 
 
 @both
-def test_modes_and_times_are_left_alone_without_an_error(machine: str) -> None:
+def test_calls_that_change_modes_owners_or_times_succeed_without_effect(machine: str) -> None:
     known = numbers(machine)
     for name in ("fchmod", "fchmodat", "fchown", "fchownat", "utimensat"):
         assert verdict(machine, known[name]) == SUCCESS_WITHOUT_EFFECT
@@ -193,7 +193,7 @@ def test_arguments_that_decide_are_compared_by_the_half_that_the_kernel_reads(ma
 
 
 @both
-def test_without_namespaces_there_are_threads_and_own_limits_only(machine: str) -> None:
+def test_without_namespaces_only_threads_and_own_limits_are_allowed(machine: str) -> None:
     known = numbers(machine)
     thread, child = 0x3D0F00, 0x1200011
     assert (verdict(machine, known["clone"], thread), verdict(machine, known["clone"], child)) == (ALLOWED, REFUSED)

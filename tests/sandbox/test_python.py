@@ -1,4 +1,4 @@
-"""The tool `python`: what a cell gives back, and how long a container lives."""
+"""The tool `python`: the results of cells, and the lifetime of containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.sandbox import Launch, Sandbox, command, environment, levels,
 BEST = levels()[0]
 
 
-async def test_variables_stay_for_the_next_call_of_the_same_container(sandbox: Sandbox) -> None:
+async def test_variables_persist_between_calls_of_a_container(sandbox: Sandbox) -> None:
     first = await sandbox.run("x = 41")
     assert await sandbox.value("x + 1", first["container_id"]) == "42"
 
@@ -28,18 +28,18 @@ async def test_containers_do_not_share_variables(sandbox: Sandbox) -> None:
     assert "NameError" in (await sandbox.run("x"))["error"]
 
 
-async def test_what_is_printed_comes_back_by_stream(sandbox: Sandbox) -> None:
+async def test_stdout_and_stderr_are_returned_separately(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\nNone")
     assert (outcome["stdout"], outcome["stderr"], outcome["result"]) == ("out\n", "err\n", None)
 
 
-async def test_each_call_gives_back_its_own_output(best: Sandbox) -> None:
+async def test_each_call_returns_only_its_own_output(best: Sandbox) -> None:
     first = await best.run("print('one')")
     second = await best.run("print('two')", first["container_id"])
     assert second["stdout"] == "two\n"
 
 
-async def test_an_exception_is_a_traceback_of_the_cell_without_paths_of_the_machine(sandbox: Sandbox) -> None:
+async def test_a_traceback_shows_the_cell_but_no_paths_of_the_host(sandbox: Sandbox) -> None:
     outcome = await sandbox.run("import json\ndef parse():\n    return json.loads('{')\nparse()")
     assert outcome["ended"] is None
     assert "File \"<cell 2>\", line 3, in parse\n    return json.loads('{')" in outcome["error"]
@@ -55,7 +55,7 @@ async def test_code_that_cannot_be_compiled_is_an_error_of_the_cell(best: Sandbo
     assert outcome["ended"] is None
 
 
-async def test_leaving_by_sys_exit_is_an_error_and_the_container_stays(best: Sandbox) -> None:
+async def test_sys_exit_is_an_error_and_keeps_the_container(best: Sandbox) -> None:
     outcome = await best.run("x = 1\nexit(3)")
     assert outcome["error"].splitlines()[-1] == "SystemExit: 3"
     assert await best.value("x", outcome["container_id"]) == "1"
@@ -68,7 +68,7 @@ async def test_files_written_or_changed_are_listed_with_their_sizes(sandbox: San
     assert second["files"] == [{"name": "d/a.txt", "size": 6}]
 
 
-async def test_event_loops_threads_and_pickles_of_own_classes_work(sandbox: Sandbox) -> None:
+async def test_event_loops_threads_and_pickles_of_classes_of_the_cell_work(sandbox: Sandbox) -> None:
     code = """
 import asyncio, pickle, threading
 class A: pass
@@ -80,26 +80,26 @@ type(pickle.loads(pickle.dumps(A()))) is A, asyncio.run(main())
     assert (outcome["result"], outcome["stdout"]) == ("(True, 7)", "thread\n")
 
 
-async def test_child_processes_work_where_there_are_namespaces(best: Sandbox) -> None:
+async def test_child_processes_work_at_the_strongest_level(best: Sandbox) -> None:
     code = "import subprocess, multiprocessing\nsubprocess.run(['echo', 'hi'])\nmultiprocessing.Pool(2).map(abs, [-1, 2])"
     outcome = await best.run(code)
     assert (outcome["stdout"], outcome["result"]) == ("hi\n", "[1, 2]")
 
 
-async def test_packages_that_are_configured_can_be_imported(launch: Launch, tmp_path: Any) -> None:
+async def test_configured_packages_can_be_imported(launch: Launch, tmp_path: Any) -> None:
     (tmp_path / "a_package.py").write_text("answer = 42")
-    tmp_path.chmod(0o755)  # the container's user must be able to read it
+    tmp_path.chmod(0o755)  # so that the user of the container can read it
     sandbox = launch(BEST, packages=tmp_path)
     assert await sandbox.value("import a_package; a_package.answer") == "42"
 
 
-async def test_the_text_for_the_model_has_all_that_the_cell_gave(best: Sandbox) -> None:
+async def test_the_text_for_the_model_has_output_result_and_files(best: Sandbox) -> None:
     result = await best.call("print('out')\nlen(open('f', 'w').name)")
     assert result.content[0].text == "out\n1\nFiles: f (0 bytes)"
     assert not result.is_error
 
 
-async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost(hasty: Sandbox) -> None:
+async def test_a_call_over_the_timeout_is_an_error_that_reports_the_lost_container(hasty: Sandbox) -> None:
     result = await hasty.call("print('before', flush=True)\nwhile True: pass")
     outcome = result.structured_content
     assert result.is_error
@@ -111,7 +111,7 @@ async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost
     assert f"Container with id '{outcome['container_id']}' not found" in again.content[0].text
 
 
-async def test_threads_take_no_time_between_calls(launch: Launch) -> None:
+async def test_threads_are_paused_between_calls(launch: Launch) -> None:
     sandbox = launch(BEST)
     code = """
 import threading, time
@@ -124,24 +124,24 @@ threading.Thread(target=counting, daemon=True).start()
     first = await sandbox.run(code)
     _, _, running = await until_descendants(sandbox, 3)
     taken = 0
-    with anyio.fail_after(20):  # the first times may include the end of the call
+    with anyio.fail_after(20):  # the first measurements may include the end of the call
         while taken != (taken := time_of(running)):
             await anyio.sleep(0.5)
     counted = int(await sandbox.value("count", first["container_id"]) or 0)
-    assert int(await sandbox.value("time.sleep(0.2) or count", first["container_id"]) or 0) > counted  # the thread goes on
+    assert int(await sandbox.value("time.sleep(0.2) or count", first["container_id"]) or 0) > counted  # the thread continues
 
 
-async def test_an_expired_container_is_an_error_that_names_it(launch: Launch) -> None:
+async def test_a_call_of_an_expired_container_is_an_error_naming_it(launch: Launch) -> None:
     sandbox = launch(BEST, keep=0.4)
     container = (await sandbox.run("x = 1"))["container_id"]
     await anyio.sleep(0.6)
     with anyio.fail_after(60):
-        while not (result := await sandbox.call("x", container)).is_error:  # it looks for those that expired at times only
+        while not (result := await sandbox.call("x", container)).is_error:  # expired containers are removed periodically
             await anyio.sleep(0.6)
     assert f"Container with id '{container}' not found: it expired" in result.content[0].text
 
 
-async def test_the_container_idle_for_longest_makes_room_for_a_new_one(launch: Launch) -> None:
+async def test_a_new_container_evicts_the_one_idle_for_longest(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=2)
     first, second = [(await sandbox.run("x = 1"))["container_id"] for _ in range(2)]
     await sandbox.run("x", first)
@@ -150,7 +150,7 @@ async def test_the_container_idle_for_longest_makes_room_for_a_new_one(launch: L
     assert await sandbox.value("x", first) == "1"
 
 
-async def test_an_owner_of_many_containers_loses_their_own(launch: Launch) -> None:
+async def test_an_owner_with_many_containers_evicts_their_own(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=3)
     first = (await sandbox.run("x = 1", owner="alice"))["container_id"]
     for _ in range(4):
@@ -158,7 +158,7 @@ async def test_an_owner_of_many_containers_loses_their_own(launch: Launch) -> No
     assert (await sandbox.run("x", first, owner="alice"))["result"] == "1"
 
 
-async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launch) -> None:
+async def test_a_new_container_is_refused_if_all_are_in_use(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=1, call_timeout=50)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox.run, "import time; time.sleep(45)")
@@ -170,7 +170,7 @@ async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launc
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take rights away")
-async def test_directories_nested_without_end_do_not_take_the_containers_place(launch: Launch) -> None:
+async def test_a_container_with_deeply_nested_directories_can_be_removed(launch: Launch) -> None:
     sandbox = launch("restricted", max_containers=1)
     nest = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
     assert (await sandbox.run(f"{nest}os._exit(0)"))["ended"]
@@ -185,7 +185,7 @@ async def test_calls_of_one_container_run_one_after_another(best: Sandbox) -> No
     assert await best.value("seen == ['in', 'out'] * 4", container) == "True"
 
 
-async def test_containers_run_side_by_side(best: Sandbox) -> None:
+async def test_containers_run_concurrently(best: Sandbox) -> None:
     containers = [(await best.run("import time"))["container_id"] for _ in range(3)]
     async with anyio.create_task_group() as tasks:
         for container in containers:
@@ -195,7 +195,7 @@ async def test_containers_run_side_by_side(best: Sandbox) -> None:
     assert max(began) < min(ended)
 
 
-async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> None:
+async def test_a_container_is_ended_if_the_caller_disconnects(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=1, call_timeout=50)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox.run, "while True: pass")
@@ -206,7 +206,7 @@ async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> 
             await anyio.sleep(0.1)
 
 
-async def test_without_the_token_nobody_gets_in(launch: Launch) -> None:
+async def test_requests_without_the_token_are_a_401(launch: Launch) -> None:
     sandbox = launch(BEST, token="0123456789abcdef")
     async with httpx.AsyncClient(base_url=sandbox.url, verify=False, trust_env=False) as http:
         assert (await http.get("/health")).status_code == 200
@@ -217,7 +217,7 @@ async def test_without_the_token_nobody_gets_in(launch: Launch) -> None:
         assert allowed.status_code != 401
 
 
-async def test_the_tool_says_what_it_takes_and_gives(best: Sandbox) -> None:
+async def test_the_tool_declares_its_input_and_output_schemas(best: Sandbox) -> None:
     async with best.client() as client:
         (tool,) = (await client.list_tools()).tools
     assert tool.name == "python"
@@ -227,7 +227,7 @@ async def test_the_tool_says_what_it_takes_and_gives(best: Sandbox) -> None:
     assert set(tool.output_schema["properties"]) >= {"container_id", "stdout", "result", "error", "files", "ended"}
 
 
-def test_it_listens_beyond_the_loopback_only_with_a_token() -> None:
+def test_listening_on_other_than_loopback_requires_a_token() -> None:
     with pytest.raises(ValidationError, match="a token is required"):
         SandboxSettings(host="0.0.0.0")
     assert SandboxSettings(host="0.0.0.0", token="0123456789abcdef").host == "0.0.0.0"
@@ -235,7 +235,7 @@ def test_it_listens_beyond_the_loopback_only_with_a_token() -> None:
 
 
 @pytest.mark.skipif("weak" not in levels(), reason="needs root, to take rights away")
-def test_it_does_not_start_where_isolation_would_be_weak() -> None:
+def test_the_service_does_not_start_with_weak_isolation() -> None:
     refused = subprocess.run(
         command("weak"), env=environment("weak", {"port": 0}), capture_output=True, text=True, timeout=30, check=False
     )

@@ -1,4 +1,4 @@
-"""Two containers that share a user, as in the chart's default: neither reaches the other, the service, or what they share."""
+"""Two containers with the same user, as in the default of the chart: neither can affect the other or the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sandbox.test_escapes import ATTEMPT
 from tests.support.paths import ROOT
 from tests.support.sandbox import Sandbox
 
-# Bare system calls, by their numbers on x86_64 and aarch64; what each gives: the error, or what it got.
+# Bare system calls, by their numbers on x86_64 and aarch64. Each returns the name of its error or its result.
 CALL = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ REFUSED = {"EPERM", "ENOSYS", "PermissionError"}
 
 @pytest.fixture
 async def victim(restricted: Sandbox) -> AsyncIterator[tuple[str, int]]:
-    """Another tenant's container and the id of its process; it must be as it was in the end."""
+    """The container of another tenant and its process id. Assert that the test does not change its state."""
     state = "os.getpriority(0, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU), x"
     container = (await restricted.run("import os, resource; x = 1"))["container_id"]
     before = await restricted.value(state, container)
@@ -46,7 +46,7 @@ async def victim(restricted: Sandbox) -> AsyncIterator[tuple[str, int]]:
 async def outcomes(sandbox: Sandbox, code: str) -> list[object]:
     got = await sandbox.value(code)
     assert got is not None
-    found: list[object] = eval(got)  # a list of names and numbers
+    found: list[object] = eval(got)  # a list of names of errors and numbers
     return found
 
 
@@ -135,7 +135,7 @@ timer = ctypes.c_int()
     assert set(await outcomes(restricted, code)) == {"EPERM"}
 
 
-async def test_a_signal_at_the_parents_death_comes_to_oneself_only(restricted: Sandbox, victim: tuple[str, int]) -> None:
+async def test_a_container_may_set_its_own_parent_death_signal(restricted: Sandbox, victim: tuple[str, int]) -> None:
     code = f"{CALL}\nimport signal\ncall((157, 167), 1, signal.SIGKILL, 0, 0, 0)"
     assert await restricted.value(code) == "0"
 
@@ -153,17 +153,17 @@ attempt(*[lambda path=path: open(path).read(1) for path in paths], *[lambda path
     assert set(await outcomes(restricted, code)) <= {"PermissionError", "NotADirectoryError"}
 
 
-async def test_it_becomes_no_other_program(restricted: Sandbox) -> None:
+async def test_a_container_cannot_execute_another_program(restricted: Sandbox) -> None:
     code = f"import os\n{ATTEMPT}\nattempt(lambda: os.execv('/bin/true', ['true']))"
     assert await outcomes(restricted, code) == ["PermissionError"]
 
 
-# -- what processes share ------------------------------------------------------------------------------------------------
+# -- shared kernel objects -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def segment() -> Iterator[int]:
-    """A System V segment that anybody may use, of some other program on the machine."""
+    """A world-accessible System V shared memory segment of another program on the host."""
     libc = ctypes.CDLL(None, use_errno=True)
     found = libc.shmget(0, 4096, 0o1666)
     assert found >= 0
@@ -186,7 +186,7 @@ buffer = ctypes.create_string_buffer(4096)
     assert set(await outcomes(restricted, code)) == {"EPERM"}
 
 
-async def test_memory_of_others_cannot_be_used_by_an_own_ipc_namespace_either(best: Sandbox, segment: int) -> None:
+async def test_shared_memory_of_others_cannot_be_used_with_an_ipc_namespace_either(best: Sandbox, segment: int) -> None:
     code = f"{CALL}\n[call((30, 196), {segment}, None, 0)]"
     assert set(await outcomes(best, code)) == {"EPERM"}
 
@@ -205,7 +205,7 @@ import fcntl
         assert set(await outcomes(sandbox, code)) == {"EPERM", "PermissionError"}
 
 
-async def test_kernel_wide_quotas_and_network_interfaces_are_out_of_reach(restricted: Sandbox, best: Sandbox) -> None:
+async def test_calls_with_kernel_wide_quotas_and_network_interfaces_are_refused(restricted: Sandbox, best: Sandbox) -> None:
     code = f"""
 {CALL}
 import fcntl, socket
@@ -230,7 +230,7 @@ one, other = socket.socketpair()
         assert set(await outcomes(sandbox, code)) <= REFUSED
 
 
-# -- files of the same user, which Landlock does not keep from these calls ----------------------------------------------
+# -- files of the same user, with calls that Landlock does not restrict -------------------------------------------------
 
 
 async def test_files_of_the_same_user_keep_their_mode_times_attributes_and_length(
@@ -255,7 +255,7 @@ got
     assert await restricted.value(state, container) == before
 
 
-async def test_copying_files_and_unpacking_archives_works_without_rights_to_change_modes(restricted: Sandbox) -> None:
+async def test_copying_files_and_unpacking_archives_work_although_modes_cannot_be_changed(restricted: Sandbox) -> None:
     code = """
 import pathlib, shutil, tarfile, zipfile
 written = pathlib.Path("a").write_text("text")
@@ -267,7 +267,7 @@ shutil.unpack_archive("archive.tar.gz", "one"); shutil.unpack_archive("archive.z
     assert await restricted.value(code) == "['text', 'text', 'text', 'text']"
 
 
-# -- Landlock by itself --------------------------------------------------------------------------------------------------
+# -- Landlock without the other mechanisms -------------------------------------------------------------------------------
 
 
 ALONE = """
