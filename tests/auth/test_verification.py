@@ -150,7 +150,7 @@ async def test_a_credential_is_more_than_the_authorization() -> None:
             await upstream.verify(Caller(headers=headers))
 
 
-async def test_an_acceptance_is_not_cached_for_callers_with_a_scope() -> None:
+async def test_an_acceptance_is_not_cached_if_the_host_application_identifies_the_caller() -> None:
     server = Knowing()
     upstream = before(server)
     scope = {"type": "http", "user": object(), "headers": []}

@@ -61,7 +61,7 @@ async def test_a_repeated_question_is_answered_without_the_upstream(start: Start
     assert other["usage"] == {**one["usage"], "cache": "exact"}
 
 
-async def test_a_hit_is_a_whole_stream_stored_and_chainable(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_hit_is_a_complete_stream_that_is_stored_and_can_be_continued(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.stream(reasoning("Easy."), text("Par"), text("is."), finish(), usage())
     asked = {**QUESTION, "stream": True, "cache": "exact"}
@@ -103,7 +103,7 @@ async def test_callers_with_different_credentials_do_not_share_answers(start: St
             assert (await post(ours, QUESTION, authorization=f"Bearer {name}")).json()["output_text"] == f"{name}'s"
 
 
-async def test_a_question_with_the_same_meaning_is_a_hit(
+async def test_a_similar_question_is_a_semantic_hit(
     start: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(QUESTION["input"], SAME, 0.97)

@@ -39,7 +39,7 @@ def run(*arguments: str) -> str | int | None:
     return 0
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_flag_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"responses-mw {version('responses-mw')}\n"
 

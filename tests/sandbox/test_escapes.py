@@ -135,7 +135,7 @@ async def test_processes_left_by_a_call_are_killed_when_it_ends(best: Sandbox) -
     assert await best.value("child.poll()", outcome["container_id"]) == "-9"
 
 
-async def test_a_forked_child_that_reaches_the_end_of_the_cell_reports_nothing(best: Sandbox) -> None:
+async def test_a_forked_child_at_the_end_of_a_cell_reports_no_result(best: Sandbox) -> None:
     outcome = await best.run("import os\npid = os.fork()\nif pid == 0: x = 'child'\nelse: x = 'parent'; os.wait()\nx")
     assert outcome["result"] == "'parent'"
     assert await best.value("x", outcome["container_id"]) == "'parent'"

@@ -51,7 +51,7 @@ def run(*arguments: str) -> int:
 # -- environment --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "UPSTREAM_URL": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "UPSTREAM_DIALECT": "vllm",
         "UPSTREAM_STATUS_GRACE": "0.2", "SERVER_BASE_PATH": "/openai/", "STATE_REQUIRED": "true",

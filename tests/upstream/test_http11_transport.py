@@ -895,9 +895,7 @@ async def test_a_request_on_a_stale_connection_is_retried_on_a_new_one(
     closing = Closing(is_reset=is_reset)
     served = Counted(closing)
     async with listening(served) as url:
-        one, two = await asyncio.gather(
-            ask(transport, url), ask(transport, url)
-        )  # two connections, which are idle after reading
+        one, two = await asyncio.gather(ask(transport, url), ask(transport, url))  # two connections, idle after reading
         assert await reads(one) == await reads(two) == [b"ok"]
         assert await fetch(transport, url, "POST", content=b"hello") == b"ok"
     assert (served.total, closing.requests) == (3, 4)
