@@ -56,7 +56,7 @@ async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
         while True:
             try:
                 return await admin.get(path)
-            except httpx.ConnectError:  # it is not there yet
+            except httpx.ConnectError:  # the port is not open yet
                 await asyncio.sleep(0.01)
 
 
@@ -117,7 +117,7 @@ async def test_a_replica_is_not_ready_before_it_listens(serve: Serve, upstream: 
     assert found[:2] == [(503, "It is not listening yet."), (200, "ok")]
 
 
-async def test_a_mounted_upstream_that_reads_its_applications_state_is_reachable(port: int) -> None:
+async def test_the_readiness_check_of_a_mounted_upstream_can_read_app_state(port: int) -> None:
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": request.app.state.models})
 
@@ -128,7 +128,7 @@ async def test_a_mounted_upstream_that_reads_its_applications_state_is_reachable
         assert (await get(admin, "/readyz")).json()["checks"]["upstream"] == "ok"
 
 
-async def test_a_replica_that_never_reached_its_redis_lives_but_is_not_ready(port: int) -> None:
+async def test_a_replica_that_never_reached_redis_is_live_but_not_ready(port: int) -> None:
     nobody = "127.0.0.1:1"
     settings = make_settings(
         upstream__url=f"http://{nobody}", redis__url=f"redis://:password@{nobody}", server__admin_port=port, redis__timeout=0.2
@@ -143,7 +143,7 @@ async def test_a_replica_that_never_reached_its_redis_lives_but_is_not_ready(por
         assert "password" not in ready.text
 
 
-async def test_what_is_away_for_all_replicas_takes_none_out_of_service_unless_required(tmp_path: Path, port: int) -> None:
+async def test_an_unavailable_redis_or_upstream_fails_readiness_only_if_required(tmp_path: Path, port: int) -> None:
     redis = Server(tmp_path)
     redis.start()
     settings = make_settings(
@@ -166,7 +166,7 @@ async def test_what_is_away_for_all_replicas_takes_none_out_of_service_unless_re
         redis.kill()
 
 
-async def test_the_configuration_of_redis_is_required_even_when_it_was_right_before(
+async def test_a_redis_that_becomes_a_replica_fails_readiness(
     serve: Serve, upstream: ScriptedUpstream, tmp_path: Path, port: int
 ) -> None:
     redis = Server(tmp_path)
@@ -186,12 +186,14 @@ async def test_the_configuration_of_redis_is_required_even_when_it_was_right_bef
 @pytest.mark.parametrize(
     ("status", "page", "key"),
     [
-        pytest.param(401, b'{"error": {"message": "no"}}', None, id="wants a credential"),
-        pytest.param(401, b'{"error": {"message": "no"}}', "wrong", id="refuses the operator's key"),
+        pytest.param(401, b'{"error": {"message": "no"}}', None, id="requires a credential"),
+        pytest.param(401, b'{"error": {"message": "no"}}', "wrong", id="rejects the operator's key"),
         pytest.param(200, b"<html>Welcome</html>", None, id="lists no models"),
     ],
 )
-async def test_an_upstream_that_answers_lives(redis_url: str, port: int, status: int, page: bytes, key: str | None) -> None:
+async def test_an_upstream_that_answers_at_all_is_ready(
+    redis_url: str, port: int, status: int, page: bytes, key: str | None
+) -> None:
     async def answering(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             for kind in ("startup", "shutdown"):
@@ -209,7 +211,7 @@ async def test_an_upstream_that_answers_lives(redis_url: str, port: int, status:
         assert ready["checks"] == {"upstream": "ok", "redis": "ok", "server": "ok"}
 
 
-async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_that_times_out_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hanging() -> Finding:
         await asyncio.Event().wait()
         return Finding()
@@ -221,7 +223,7 @@ async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPa
     assert answer.json() == {"ready": False, "checks": {"it": "It did not answer in time."}, "warnings": []}
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+async def test_an_admin_port_in_use_is_an_error_naming_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
@@ -229,7 +231,7 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
                 pass
 
 
-async def test_a_worker_of_a_server_starts_while_another_has_the_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gunicorn_worker_starts_if_another_worker_has_the_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_SOFTWARE", "gunicorn/23.0.0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         async with open_admin(ServerSettings(admin_port=taken.getsockname()[1]), {}, None):
@@ -238,7 +240,7 @@ async def test_a_worker_of_a_server_starts_while_another_has_the_admin_port(monk
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("command", ["serve", "worker"])
-def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(
+def test_a_command_reports_an_admin_port_in_use_without_a_traceback(
     fork_server: ForkServer, command: str, redis_url: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -255,11 +257,13 @@ def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-async def test_a_host_application_has_no_admin_port_unless_it_asks_for_one() -> None:
+async def test_the_admin_port_is_disabled_by_default() -> None:
     assert Settings().server.admin_port == 0
 
 
-async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, port: int, redis_url: str) -> None:
+async def test_the_depth_and_age_of_the_queue_are_measured(
+    serve: Serve, upstream: ScriptedUpstream, port: int, redis_url: str
+) -> None:
     common: dict[str, Any] = {
         "upstream__url": serve(upstream),
         "redis__url": redis_url,

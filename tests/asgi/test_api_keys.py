@@ -1,4 +1,4 @@
-"""API keys of our own."""
+"""API keys and tenants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def create(ours: Ours, key: str | None, **body: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", [None, "unknown", LINES[0], LINES[0].partition("sha256:")[2], ""])
-async def test_whoever_has_no_key_is_refused_before_anything_is_done(
+async def test_a_request_without_a_valid_key_is_refused_before_the_upstream_is_called(
     guarded: Ours, upstream: ScriptedUpstream, key: str | None
 ) -> None:
     answer = await create(guarded, key)
@@ -59,7 +59,7 @@ async def test_whoever_has_no_key_is_refused_before_anything_is_done(
 
 
 @pytest.mark.both_mounts
-async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_upstream_gets_the_operators_key_instead_of_the_callers(guarded: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await create(guarded, ALICE)).status_code == 200
     [asked] = upstream.requests
@@ -68,13 +68,13 @@ async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, 
 
 
 @pytest.mark.both_mounts
-async def test_without_a_key_of_the_operators_the_upstream_gets_none(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_without_an_operators_key_the_upstream_gets_no_authorization(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await create(start(auth__api_keys=LINES), ALICE)).status_code == 200
     assert "authorization" not in upstream.requests[0].headers
 
 
-async def test_what_is_stored_belongs_to_the_keys_name_whatever_key_has_it(guarded: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_stored_response_belongs_to_the_name_of_its_key(guarded: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     made = (await create(guarded, ALICE)).json()["id"]
     found = [
@@ -84,7 +84,7 @@ async def test_what_is_stored_belongs_to_the_keys_name_whatever_key_has_it(guard
     assert found == [200, 200, 404]
 
 
-async def test_a_gateway_with_a_key_still_tells_the_tenant(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_with_an_api_key_the_tenant_header_still_determines_the_owner(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(auth__api_keys=LINES, auth__tenant_header="x-tenant")
     upstream.stream(*HELLO)
     headers = {**bearer(ALICE), "x-tenant": "one"}
@@ -94,7 +94,7 @@ async def test_a_gateway_with_a_key_still_tells_the_tenant(start: Start, upstrea
     assert (await ours.http.get(path, headers={**headers, "x-tenant": "two"})).status_code == 404
 
 
-async def test_paths_that_pass_through_the_proxy_need_a_key_too(start_at: Any, upstream: ScriptedUpstream) -> None:
+async def test_proxied_paths_need_a_key_too(start_at: Any, upstream: ScriptedUpstream) -> None:
     ours = start_at("proxy", auth__api_keys=LINES, upstream__api_key=OPERATORS)
     body = {"model": "tiny", "messages": []}
     assert (await ours.http.post("/v1/chat/completions", json=body)).status_code == 401
@@ -124,10 +124,10 @@ async def test_a_websocket_without_a_key_is_refused(extensions: dict[str, Any], 
     assert sent[0]["type"] == first
 
 
-# -- the file --------------------------------------------------------------------------------------------------------------------
+# -- files of keys ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
+def test_a_file_may_have_comments_and_empty_lines(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(["# who may ask", "", f"  {LINES[0]}  ", LINES[2].upper().replace("BOB:SHA", "bob:sha")]))
     keys = APIKeys.of(make_settings(auth__api_keys=[f"@{file}"]).auth)
@@ -139,28 +139,28 @@ def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [ALICE, f"alice:{ALICE}", "alice:sha256:abc", "a b:sha256:" + "0" * 64, f"alice:md5:{'0' * 64}"]
 )
-def test_a_line_that_is_none_is_named_by_its_number_and_not_shown(wrong: str) -> None:
+def test_an_invalid_line_is_reported_by_its_number_without_its_text(wrong: str) -> None:
     with pytest.raises(StartupError) as caught:
         APIKeys([LINES[0], wrong])
     assert "line 2" in str(caught.value)
     assert wrong not in str(caught.value)
 
 
-def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: Path) -> None:
+def test_a_missing_or_empty_file_prevents_startup(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nobody\n")
     for name in ("absent", "empty"):
         with pytest.raises(StartupError):
             APIKeys.of(make_settings(auth__api_keys=[f"@{tmp_path / name}"]).auth)
 
 
-def test_without_file_and_setting_no_key_is_asked_for() -> None:
+def test_api_keys_are_disabled_by_default() -> None:
     assert APIKeys.of(Settings().auth) is None
 
 
-# -- tenants of a gateway ------------------------------------------------------------------------------------------------------
+# -- tenants -------------------------------------------------------------------------------------------------------------------
 
 
-async def test_only_some_keys_may_name_a_tenant(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_only_tenant_keys_may_name_a_tenant(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(auth__api_keys=LINES, auth__tenant_header="X-Tenant", auth__tenant_keys=["alice"])
     body = {"model": "tiny", "input": "hi"}
     upstream.stream(*HELLO)
@@ -176,7 +176,9 @@ async def test_only_some_keys_may_name_a_tenant(start: Start, upstream: Scripted
     assert list(seen.values()) == [200, 404, 404, 200]
 
 
-async def test_who_may_not_name_a_tenant_and_does_is_refused(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_tenant_header_with_another_key_is_a_403_and_a_tenant_key_without_it_a_400(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     ours = start(auth__api_keys=LINES, auth__tenant_header="X-Tenant", auth__tenant_keys=["alice"])
     answer = await ours.http.post(
         "/v1/responses", json={"model": "tiny", "input": "hi"}, headers={**bearer(BOB), "x-tenant": "one"}

@@ -1,4 +1,4 @@
-"""`POST /v1/responses` from end to end: what the client gets, and what the upstream is asked."""
+"""`POST /v1/responses` from end to end: the answer to the client and the request to the upstream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARIS = '{"city": "Paris"}'
 
 
 def without_ids(value: Any) -> Any:
-    """A document but for what differs from run to run."""
+    """A document without the members that differ between runs."""
     if isinstance(value, list):
         return [without_ids(one) for one in value]
     if isinstance(value, dict):
@@ -80,7 +80,7 @@ async def test_structured_output_is_parsed_by_the_official_client(ours: Ours, up
     assert upstream.requests[0].json["response_format"]["json_schema"]["name"] == "City"
 
 
-async def test_a_call_goes_to_the_client_and_its_output_back_to_the_model(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_call_is_returned_to_the_client_and_its_output_is_sent_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(call("", name="get_weather", call_id="call_1"), call(PARIS), finish("tool_calls"))
     upstream.stream(*HELLO)
     first = await stream(ours, tools=[WEATHER])
@@ -132,19 +132,19 @@ async def test_json_and_stream_give_the_same_document(
 
 
 @pytest.mark.both_mounts
-async def test_whole_json_for_a_stream_is_streamed(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_json_completion_is_streamed_to_a_streaming_client(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     streamed = await stream(ours)
     assert (streamed.terminal, streamed.deltas) == ("response.completed", ["Hello"])
 
 
 @pytest.mark.both_mounts
-async def test_a_stream_for_json_is_gathered(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_chat_stream_is_collected_for_a_json_client(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await whole(ours))["output_text"] == "Hello"
 
 
-async def test_a_json_create_asks_for_no_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_only_a_streaming_create_requests_a_chat_stream_with_usage(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     upstream.stream(*HELLO)
     await whole(ours)
@@ -154,7 +154,9 @@ async def test_a_json_create_asks_for_no_stream(ours: Ours, upstream: ScriptedUp
     assert upstream.requests[1].json["stream_options"] == {"include_usage": True}
 
 
-async def test_reasoning_inside_the_text_is_told_apart_where_its_tag_is_set(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_reasoning_in_the_configured_think_tag_is_separated_from_the_text(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     ours = start(upstream__think_tag="think")
     upstream.stream(text("<thi"), text("nk>Hm.</think>"), text("Hello"), finish())
     streamed = await stream(ours)
@@ -165,7 +167,7 @@ async def test_reasoning_inside_the_text_is_told_apart_where_its_tag_is_set(star
 # -- the model -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_missing_model_is_the_only_one_that_the_upstream_has(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_missing_model_defaults_to_the_only_model_of_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     response = await ours.http.post("/v1/responses", json={"input": "Hi", "model": None, "stream": True})
     assert response.status_code == 200
@@ -173,7 +175,7 @@ async def test_a_missing_model_is_the_only_one_that_the_upstream_has(ours: Ours,
     assert upstream.requests[0].json["model"] == "tiny"
 
 
-async def test_a_missing_model_of_several_is_an_error_that_names_them(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_missing_model_is_a_400_naming_the_models_if_there_are_several(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.models = [TINY, {**TINY, "id": "huge"}]
     response = await ours.http.post("/v1/responses", json={"input": "Hi"})
     assert response.status_code == 400
@@ -182,23 +184,23 @@ async def test_a_missing_model_of_several_is_an_error_that_names_them(ours: Ours
     assert upstream.requests == []
 
 
-async def test_an_adapter_is_no_choice_where_the_model_is_missing(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_adapters_are_ignored_when_the_default_model_is_chosen(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.models = [TINY, {**TINY, "id": "lora", "parent": "tiny"}]
     upstream.whole(completion({"content": "Hello"}))
     assert (await whole(ours, model=None))["model"] == "tiny"
 
 
 @pytest.mark.parametrize("model", ["tiny", "some/other"])
-async def test_the_model_that_was_asked_for_is_asked_for_and_echoed(ours: Ours, upstream: ScriptedUpstream, model: str) -> None:
+async def test_the_requested_model_is_sent_upstream_and_returned(ours: Ours, upstream: ScriptedUpstream, model: str) -> None:
     upstream.whole(completion({"content": "Hello"}))
     assert (await whole(ours, model=model))["model"] == model
     assert upstream.requests[0].json["model"] == model
 
 
-# -- other shapes of answers ---------------------------------------------------------------------------------------------
+# -- parameters and forms of answers -------------------------------------------------------------------------------------
 
 
-async def test_extras_of_the_upstream_pass_through(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_extra_parameters_are_forwarded_to_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     await ours.client.responses.create(
         model="tiny", input="Hi", extra_body={"top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["x"]}
@@ -212,7 +214,7 @@ async def test_extras_of_the_upstream_pass_through(ours: Ours, upstream: Scripte
     }
 
 
-async def test_logprobs_that_were_asked_for_are_in_the_answer(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_requested_logprobs_are_returned(ours: Ours, upstream: ScriptedUpstream) -> None:
     token = {
         "token": "Hi",
         "logprob": -0.5,
@@ -236,7 +238,7 @@ async def test_an_empty_answer_is_an_empty_message(ours: Ours, upstream: Scripte
 
 
 @pytest.mark.both_mounts
-async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_lines(
+async def test_an_sse_stream_may_have_any_line_endings_comments_and_multiple_data_lines(
     ours: Ours, upstream: ScriptedUpstream
 ) -> None:
     one, two, end = (frame(piece).decode() for piece in (text("é"), text("…"), finish()))
@@ -251,19 +253,19 @@ async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_line
 
 
 @pytest.mark.both_mounts
-async def test_a_content_type_may_be_written_in_any_case(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_content_type_is_case_insensitive(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO, headers={"content-type": "Text/Event-Stream"})
     assert (await whole(ours))["output_text"] == "Hello"
 
 
-async def test_what_is_not_to_be_stored_says_so(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_unstored_response_has_store_false(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     document = await whole(ours, store=False)
     assert document["store"] is False
 
 
 @pytest.mark.both_mounts
-async def test_the_client_is_told_who_is_wrong_by_its_own_exception(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_official_client_raises_bad_request_error_with_param_and_code(ours: Ours, upstream: ScriptedUpstream) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await ours.client.responses.create(model="tiny", input=[{"type": "message", "role": "user"}])  # type: ignore[list-item]
     assert (caught.value.param, caught.value.code) == ("input[0].content", "missing_required_parameter")

@@ -1,4 +1,4 @@
-"""A server process that is told to stop while requests are in progress."""
+"""A server process that is stopped while requests are in progress."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ServerProcess(Ours):
                 await asyncio.sleep(0.05)
 
     async def has_stopped(self, status: int = 0) -> None:
-        """Wait for the process to end as it should."""
+        """Wait for the process to exit with `status` and without a traceback."""
         assert await asyncio.to_thread(self.process.wait, PATIENCE) == status
         assert "Traceback" not in self.log.read_text()
 
@@ -79,7 +79,7 @@ Launch = Callable[..., ServerProcess]
 def launch(
     fork_server: ForkServer, serve: Serve, upstream: ScriptedUpstream, redis_url: str, tmp_path: Path
 ) -> Iterator[Launch]:
-    """Starts a server, by default `responses-mw serve`."""
+    """Start a server, by default `responses-mw serve`."""
     with ExitStack() as stack:
 
         def launch(*command: str, drain_timeout: float = 0.2, admin_port: int = 0) -> ServerProcess:
@@ -160,7 +160,9 @@ async def test_a_proxied_request_that_the_server_cancels_gets_a_503(apps: Apps, 
     assert FAILED["message"].encode() in client.bodies[0]
 
 
-async def test_a_proxied_stream_longer_than_the_drain_is_broken_off_quietly(launch: Launch, unfinished: Answer) -> None:
+async def test_a_proxied_stream_longer_than_the_drain_is_cut_off_without_a_logged_error(
+    launch: Launch, unfinished: Answer
+) -> None:
     server = launch()
     async with aclosing(server):
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -174,12 +176,12 @@ async def test_a_proxied_stream_longer_than_the_drain_is_broken_off_quietly(laun
     assert "ERROR" not in server.log.read_text()
 
 
-async def test_a_request_that_the_server_cancels_after_its_response_ends_quietly(
+async def test_a_request_cancelled_after_its_response_ends_without_an_exception(
     apps: Apps, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving = asyncio.Event()
 
-    async def hang(*_: object) -> None:  # as a Redis that does not answer
+    async def hang(*_: object) -> None:  # like a Redis that does not answer
         leaving.set()
         await asyncio.Event().wait()
 
@@ -215,7 +217,7 @@ async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_con
     await server.has_stopped()
 
 
-async def test_a_websocket_that_is_being_opened_is_closed_like_any_other(launch: Launch, upstream: ScriptedUpstream) -> None:
+async def test_a_websocket_opened_during_the_drain_is_closed_too(launch: Launch, upstream: ScriptedUpstream) -> None:
     server, go = launch(drain_timeout=60), Signal()
     upstream.pages["/v1/models"] = {}  # the credential is checked with a chat request
     checked = upstream.whole(completion({"content": "x"}), before=go)
@@ -255,13 +257,15 @@ async def test_a_stream_shorter_than_the_drain_is_completed_while_the_server_is_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_second_signal_ends_the_drain_quietly(launch: Launch, unfinished: Answer, number: int) -> None:
+async def test_a_second_signal_ends_the_drain_and_fails_running_responses(
+    launch: Launch, unfinished: Answer, number: int
+) -> None:
     server = launch(drain_timeout=600)
     async with aclosing(server):
         streaming = asyncio.create_task(server.http.post("/v1/responses", json={**BODY, "stream": True}))
         await unfinished.asked.wait()
         server.stop(number)
-        await server.is_stopping()  # two signals at a time are one
+        await server.is_stopping()  # two signals at once would count as one
         server.stop(number)
         assert check((await streaming).content).terminal == "response.failed"
     await server.has_stopped()

@@ -1,4 +1,4 @@
-"""Errors: the right status and OpenAI's body in every case, and nothing sent upstream where the request is at fault."""
+"""Errors: status and OpenAI error in every case, and no upstream request for an invalid request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["json", "stre
 
 
 def fault(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The members of OpenAI's error object, after a look at its form."""
+    """Check the form of an OpenAI error; return its members."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.json().keys() == {"error"}
@@ -41,22 +41,22 @@ def fault(response: httpx.Response, status: int) -> dict[str, Any]:
     return members
 
 
-# -- what the upstream says -------------------------------------------------------------------------------------------------
+# -- errors of the upstream -------------------------------------------------------------------------------------------------
 
 UPSTREAM_ERRORS = [
     pytest.param(308, b"", 502, None, None, id="a redirect, which is not followed"),
     pytest.param(400, error("no", param="temperature"), 400, "temperature", None, id="vLLM"),
-    pytest.param(400, error("no", param="messages"), 400, "input", None, id="a parameter by the name that it has here"),
-    pytest.param(401, {"error": "Unauthorized"}, 401, None, "invalid_api_key", id="the key, as a string"),
+    pytest.param(400, error("no", param="messages"), 400, "input", None, id="a chat parameter becomes the Responses parameter"),
+    pytest.param(401, {"error": "Unauthorized"}, 401, None, "invalid_api_key", id="invalid key, as a string"),
     pytest.param(403, error("forbidden", 403), 403, None, None, id="forbidden"),
     pytest.param(404, error("no such model", 404, param="model"), 404, "model", "model_not_found", id="unknown model"),
     pytest.param(422, {"error": "Input validation error", "error_type": "validation"}, 422, None, None, id="TGI"),
     pytest.param(429, error("slow down", 429), 429, None, "rate_limit_exceeded", id="rate limit"),
-    pytest.param(500, error("engine died", 500), 502, None, None, id="an error of the server itself"),
-    pytest.param(501, error("not implemented", 501), 400, None, None, id="what the model cannot do"),
-    pytest.param(502, b"<html>Bad gateway</html>", 502, None, None, id="a page of a proxy between"),
-    pytest.param(503, {"error": "The model is currently scaling"}, 503, None, None, id="away"),
-    pytest.param(504, b"", 504, None, None, id="nothing but a status"),
+    pytest.param(500, error("engine died", 500), 502, None, None, id="internal error"),
+    pytest.param(501, error("not implemented", 501), 400, None, None, id="not implemented"),
+    pytest.param(502, b"<html>Bad gateway</html>", 502, None, None, id="HTML page of a proxy"),
+    pytest.param(503, {"error": "The model is currently scaling"}, 503, None, None, id="unavailable"),
+    pytest.param(504, b"", 504, None, None, id="status only"),
     pytest.param(400, {"object": "error", "message": "flat", "type": "BadRequest", "code": 400}, 400, None, None, id="SGLang"),
     pytest.param(
         400,
@@ -84,7 +84,7 @@ UPSTREAM_ERRORS = [
 
 @STREAMED
 @pytest.mark.parametrize(("status", "body", "expected", "param", "code"), UPSTREAM_ERRORS)
-async def test_an_error_in_time_is_the_status(
+async def test_an_upstream_error_within_the_grace_sets_the_status(
     start: Start,
     upstream: ScriptedUpstream,
     streamed: bool,
@@ -94,7 +94,7 @@ async def test_an_error_in_time_is_the_status(
     param: str | None,
     code: str | None,
 ) -> None:
-    ours = start(upstream__status_grace=1 if status in (502, 503) else 5)  # those are tried again while it lasts
+    ours = start(upstream__status_grace=1 if status in (502, 503) else 5)  # these are retried within the grace
     for _ in range(40):
         upstream.whole(body, status)
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), expected)
@@ -117,7 +117,9 @@ async def test_the_official_client_raises_the_right_exception(ours: Ours, upstre
 
 
 @pytest.mark.both_mounts
-async def test_a_rate_limit_says_when_to_come_back(patient: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_rate_limit_error_has_the_upstreams_retry_after_and_ratelimit_headers(
+    patient: Ours, upstream: ScriptedUpstream
+) -> None:
     headers = {"retry-after": "7", "x-ratelimit-remaining-tokens": "0", "set-cookie": "a=b"}
     upstream.whole(error("slow down", 429), 429, headers=headers)
     response = await patient.http.post("/v1/responses", json={**BODY, "stream": True})
@@ -144,7 +146,7 @@ async def test_an_error_after_the_grace_is_a_failed_response(ours: Ours, upstrea
 
 
 @pytest.mark.both_mounts
-async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_json_request_waits_for_an_error_beyond_the_grace(ours: Ours, upstream: ScriptedUpstream) -> None:
     late = Signal()
     upstream.whole(error("late", 429), 429, before=late)
     request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
@@ -163,13 +165,13 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
         pytest.param({"error": {"message": "too long", "code": "context_length_exceeded"}}, id="OpenAI"),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_alike(said: dict[str, Any]) -> None:
+def test_every_servers_error_for_a_long_prompt_is_context_length_exceeded(said: dict[str, Any]) -> None:
     fault = from_status(400, orjson.dumps(said), httpx.Headers())
     assert (fault.status, fault.code) == (400, "context_length_exceeded")
     assert as_response_error(fault)["code"] == "context_length_exceeded"
 
 
-async def test_unknown_fields_that_go_to_the_upstream_are_named_in_a_header(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_forwarded_unknown_fields_are_listed_in_a_header(ours: Ours, upstream: ScriptedUpstream) -> None:
     names = {"temprature": 0.5, "top_k": 5, "bad\r\nname: é": 1, "null": None}
     upstream.whole(completion({"content": "Hi"}))
     response = await ours.http.post("/v1/responses", json={**BODY, **names})
@@ -198,7 +200,7 @@ async def test_unknown_fields_can_be_refused(start: Start, upstream: ScriptedUps
 TOO_LONG = error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt.")
 
 
-async def test_a_stream_whose_prompt_turns_out_to_be_too_long_ends_with_the_code_that_clients_know(
+async def test_a_stream_with_a_prompt_that_is_too_long_fails_with_context_length_exceeded(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
     ours = start(upstream__status_grace=0)
@@ -207,7 +209,7 @@ async def test_a_stream_whose_prompt_turns_out_to_be_too_long_ends_with_the_code
     assert (streamed.types[-1], streamed.response["error"]["code"]) == ("response.failed", "context_length_exceeded")
 
 
-def test_codes_are_those_of_the_reference() -> None:
+def test_error_codes_of_responses_are_those_of_the_openai_api() -> None:
     fault = from_status(400, orjson.dumps({"error": {"message": "no", "code": "invalid_base64"}}), httpx.Headers())
     assert fault.code == as_response_error(fault)["code"] == "invalid_base64_image"
     known = get_args(ResponseError.model_fields["code"].annotation)
@@ -217,12 +219,12 @@ def test_codes_are_those_of_the_reference() -> None:
     assert set(known) > ERROR_CODES
 
 
-def test_the_server_of_a_tool_that_is_away_is_not_the_prompts_fault() -> None:
+def test_an_unreachable_mcp_server_has_the_code_server_error() -> None:
     fault = UpstreamError("MCP server 'weather': it cannot be reached.", status=424, code="external_connector_error")
     assert as_response_error(fault)["code"] == "server_error"
 
 
-def test_what_bedrock_puts_in_json_into_the_message_is_read() -> None:
+def test_json_within_a_bedrock_message_is_decoded() -> None:
     inner = orjson.dumps({"error": {"message": "malformed input"}}).decode()
     assert from_status(400, orjson.dumps({"error": {"message": inner}}), httpx.Headers()).message == "malformed input"
 
@@ -237,7 +239,7 @@ def test_what_bedrock_puts_in_json_into_the_message_is_read() -> None:
         pytest.param(b'error: {"code": 503, "message": "Loading model"}\n\n', 502, id="llama.cpp"),
     ],
 )
-async def test_an_error_as_the_first_frame_is_the_status(
+async def test_an_error_in_the_first_frame_sets_the_status(
     patient: Ours, upstream: ScriptedUpstream, first: Any, expected: int
 ) -> None:
     upstream.stream(first)
@@ -248,14 +250,16 @@ async def test_an_error_as_the_first_frame_is_the_status(
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"<html>Hello</html>", id="no JSON"),
-        pytest.param(b"[]", id="no object"),
-        pytest.param(b'{"count": 3}', id="no completion"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"<html>Hello</html>", id="not JSON"),
+        pytest.param(b"[]", id="not an object"),
+        pytest.param(b'{"count": 3}', id="not a completion"),
         pytest.param(b'{"choices": [{"message": {"content": "Hel', id="cut JSON"),
     ],
 )
-async def test_a_200_that_is_no_answer_is_502(patient: Ours, upstream: ScriptedUpstream, streamed: bool, answer: bytes) -> None:
+async def test_a_200_without_a_completion_is_a_502(
+    patient: Ours, upstream: ScriptedUpstream, streamed: bool, answer: bytes
+) -> None:
     upstream.whole(answer)
     fault(await patient.http.post("/v1/responses", json={**BODY, "stream": streamed}), 502)
 
@@ -269,12 +273,12 @@ async def test_a_200_that_is_no_answer_is_502(patient: Ours, upstream: ScriptedU
     ],
 )
 @pytest.mark.both_mounts
-async def test_what_breaks_off_is_502_for_json(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any]) -> None:
+async def test_a_broken_stream_is_a_502_for_a_json_client(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any]) -> None:
     upstream.stream(*pieces, done=False)
     fault(await ours.http.post("/v1/responses", json=BODY), 502)
 
 
-async def test_an_aborted_completion_is_502_for_json(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_aborted_completion_is_a_502_for_a_json_client(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hel"}, "abort"))
     fault(await ours.http.post("/v1/responses", json=BODY), 502)
 
@@ -286,9 +290,7 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 
 @STREAMED
 @pytest.mark.both_mounts
-async def test_an_upstream_that_does_not_answer_in_time_is_504(
-    start: Start, upstream: ScriptedUpstream, streamed: bool
-) -> None:
+async def test_an_upstream_timeout_is_a_504(start: Start, upstream: ScriptedUpstream, streamed: bool) -> None:
     ours = start(upstream__timeout=0.5, upstream__status_grace=5)
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
@@ -296,24 +298,26 @@ async def test_an_upstream_that_does_not_answer_in_time_is_504(
     await answer.left.wait()
 
 
-# -- what the request gets wrong --------------------------------------------------------------------------------------------
+# -- invalid requests -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        pytest.param(b"", "invalid_json", id="nothing"),
+        pytest.param(b"", "invalid_json", id="empty"),
         pytest.param(b"{", "invalid_json", id="cut JSON"),
-        pytest.param(b'{"input": "\xff\xfe"}', "invalid_json", id="no UTF-8"),
+        pytest.param(b'{"input": "\xff\xfe"}', "invalid_json", id="invalid UTF-8"),
         pytest.param(b'{"input": "\\ud800"}', "invalid_json", id="half a surrogate pair"),
         pytest.param(b"\xff\xfe{\x00}\x00", "invalid_json", id="UTF-16"),
         pytest.param(b"[]", "invalid_type", id="an array"),
         pytest.param(b'"Hi"', "invalid_type", id="a string"),
-        pytest.param(b'{"input": NaN}', "invalid_json", id="no JSON number"),
+        pytest.param(b'{"input": NaN}', "invalid_json", id="NaN"),
         pytest.param(b'{"input": ' + b"[" * 100_000, "invalid_json", id="endless nesting"),
     ],
 )
-async def test_a_body_that_is_no_json_object_is_400(ours: Ours, upstream: ScriptedUpstream, body: bytes, code: str) -> None:
+async def test_a_body_that_is_not_a_json_object_is_a_400(
+    ours: Ours, upstream: ScriptedUpstream, body: bytes, code: str
+) -> None:
     response = await ours.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
     assert fault(response, 400)["code"] == code
     assert upstream.requests == []
@@ -331,12 +335,12 @@ async def test_a_body_that_is_no_json_object_is_400(ours: Ours, upstream: Script
         pytest.param({"input": "Hi", "temperature": "hot"}, "temperature", id="wrong type"),
         pytest.param({"input": "Hi", "temperature": 3}, "temperature", id="out of bounds"),
         pytest.param({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name", id="nameless tool"),
-        pytest.param({"input": "Hi", "prompt": {"id": "x"}}, "prompt", id="not served"),
-        pytest.param({"input": "Hi", "stream": "yes"}, "stream", id="stream is no word"),
+        pytest.param({"input": "Hi", "prompt": {"id": "x"}}, "prompt", id="unsupported"),
+        pytest.param({"input": "Hi", "stream": "yes"}, "stream", id="stream is a string"),
     ],
 )
 @STREAMED
-async def test_a_wrong_request_is_400_with_the_path_of_the_fault(
+async def test_an_invalid_request_is_a_400_with_the_path_of_the_parameter(
     ours: Ours, upstream: ScriptedUpstream, body: dict[str, Any], param: str, streamed: bool
 ) -> None:
     response = await ours.http.post("/v1/responses", json={"stream": streamed, **body})
@@ -344,7 +348,7 @@ async def test_a_wrong_request_is_400_with_the_path_of_the_fault(
     assert upstream.requests == []
 
 
-async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_body_that_is_too_large_is_a_413(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(limits__max_request_bytes=1000)
 
     async def chunked() -> Any:
@@ -372,12 +376,12 @@ async def test_too_many_items_tools_and_levels_are_refused(ours: Ours, upstream:
     assert upstream.requests == []
 
 
-async def test_a_compressed_body_is_refused_by_name(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_compressed_body_is_a_400_naming_its_encoding(ours: Ours, upstream: ScriptedUpstream) -> None:
     response = await ours.http.post("/v1/responses", content=b"x", headers={"content-encoding": "zstd"})
     assert "zstd" in fault(response, 400)["message"]
 
 
-async def test_a_body_that_stops_half_way_is_not_sent_on(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_incomplete_body_is_not_sent_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
     body = json.dumps(BODY).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(ours.url).port)
     writer.write(b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (len(body) + 100) + body)
@@ -394,35 +398,35 @@ async def test_a_body_that_stops_half_way_is_not_sent_on(ours: Ours, upstream: S
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/a/b/c", "/v1/responses/resp_x/nonsense", "/v1/conversations/a/b/c/d"])
-async def test_an_unknown_path_of_ours_is_404_in_our_shape(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
+async def test_an_unknown_api_path_is_a_404_with_an_openai_error(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
     fault(await ours.http.get(path), 404)
     assert all(visit.path == "/v1/models" for visit in upstream.visits)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
-async def test_a_wrong_method_is_405_that_says_what_is_allowed(ours: Ours, method: str) -> None:
+async def test_a_wrong_method_is_a_405_with_an_allow_header(ours: Ours, method: str) -> None:
     response = await ours.http.request(method, "/v1/responses")
     assert fault(response, 405)["code"] == "method_not_allowed"
     assert "POST" in response.headers["allow"]
 
 
-async def test_a_slash_at_the_end_makes_no_difference(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_trailing_slash_is_ignored(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     assert (await ours.http.post("/v1/responses/", json=BODY)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/responsesx", "/v1/response", "/v2/responses", "/responses"])
-async def test_paths_that_only_look_like_ours_pass_on(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
+async def test_similar_paths_are_proxied_to_the_upstream(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
     response = await ours.http.get(path)
     assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
     assert upstream.visits[-1].path == path
 
 
-# -- a bug of ours ----------------------------------------------------------------------------------------------------------
+# -- internal errors --------------------------------------------------------------------------------------------------------
 
 
 @STREAMED
-async def test_a_bug_is_500_in_our_shape_before_the_start(
+async def test_an_internal_error_before_the_start_is_a_500_with_an_openai_error(
     patient: Ours, upstream: ScriptedUpstream, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -434,7 +438,7 @@ async def test_a_bug_is_500_in_our_shape_before_the_start(
     assert "a bug" in caplog.text
 
 
-async def test_a_bug_in_a_route_is_500_in_our_shape(
+async def test_an_internal_error_in_a_route_is_a_500_with_an_openai_error(
     ours: Ours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -445,7 +449,7 @@ async def test_a_bug_in_a_route_is_500_in_our_shape(
     assert "a bug" in caplog.text
 
 
-async def test_a_bug_after_the_start_ends_the_stream_as_failed(
+async def test_an_internal_error_after_the_start_ends_the_stream_with_response_failed(
     ours: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -459,13 +463,13 @@ async def test_a_bug_after_the_start_ends_the_stream_as_failed(
     assert "a bug" in caplog.text
 
 
-# -- what is left of a failed request ---------------------------------------------------------------------------------------
+# -- garbage of failed requests ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"input": [{"type": "unknown"}]}, {"previous_response_id": "resp_x"}, {}, {"stream": True}],
-    ids=["a value", "no such response", "the upstream", "the upstream of a stream"],
+    ids=["invalid value", "unknown response", "upstream error", "upstream error in a stream"],
 )
 async def test_a_failed_request_leaves_nothing_to_the_garbage_collector(
     ours: Ours, upstream: ScriptedUpstream, wrong: dict[str, Any]

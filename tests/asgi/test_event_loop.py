@@ -1,6 +1,6 @@
-"""One large request does not hold up the event loop.
+"""Large requests do not block the event loop.
 
-What counts is the CPU time that the loop's own thread spends between two heartbeats.
+The tests measure the CPU time that the loop's thread spends between two heartbeats.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _chunk() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", [_parts, _items, _grammars, _allowed, _calls])
-async def test_a_large_request_is_read_and_passed_on_beside_the_event_loop(
+async def test_a_large_request_does_not_block_the_event_loop(
     make: Callable[[], dict[str, Any]], upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     body = orjson.dumps({"model": "tiny", "store": False, **make()})
@@ -105,7 +105,7 @@ async def _longest_pause(http: httpx.AsyncClient, body: bytes, upstream: Scripte
     return heart.longest
 
 
-async def test_large_objects_are_read_beside_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_reading_large_stored_objects_does_not_block_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     message = {"role": "user", "content": "Hi", "more": [{"a": 1}] * 300_000}
     app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
@@ -123,7 +123,7 @@ async def test_large_objects_are_read_beside_the_event_loop(upstream: ScriptedUp
             assert min(pauses) < MOST
 
 
-async def test_a_large_history_is_compacted_beside_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_compacting_a_large_history_does_not_block_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     parts = [{"type": "input_text", "text": "a"}] * 330_000
     app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:

@@ -1,4 +1,4 @@
-"""Where a request ends: what enters at the listener leaves to the upstream as the same requests, or is refused."""
+"""Request framing: the upstream receives exactly the requests that the listener accepted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Listening = Callable[[str], int]
 
 @pytest.fixture
 def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal: BlockingPortal) -> Listening:
-    """Starts ours before the recording upstream, as a kind of listener and application; its port."""
+    """Start a kind of listener and application in front of the recording upstream; return its port."""
 
     async def proxy(transport: Callable[[], httpx.AsyncBaseTransport]) -> ReverseProxy:
         return ReverseProxy(transport(), recording.url)
@@ -58,7 +58,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
         if kind == "serve":
             app: Any = create_app(make_settings(upstream__url=recording.url, redis__url=redis_url, upstream__dialect="openai"))
             url = serve(app, http=HTTPProtocol, ws="auto")
-        elif kind == "httptools":  # another's listener, and the transport of those who have no httptools of their own
+        elif kind == "httptools":  # uvicorn's listener and httpx's transport
             url = serve(portal.call(proxy, httpx.AsyncHTTPTransport), http="httptools")
         else:
             url = serve(portal.call(proxy, NetworkTransport), http="h11")
@@ -69,7 +69,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
 
 
 async def talk(port: int, pieces: list[bytes], patience: float) -> bytes:
-    """Sends the pieces one after the other; what came back when there was an answer, or nothing for `patience` seconds."""
+    """Send the pieces one after another; return what came back until an answer or for `patience` seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = bytearray()
 
@@ -78,7 +78,7 @@ async def talk(port: int, pieces: list[bytes], patience: float) -> bytes:
             while not is_answer(bytes(received)) and (data := await reader.read(65536)):
                 received.extend(data)
 
-    reading = asyncio.create_task(read())  # at once: a reset takes away what has not been read
+    reading = asyncio.create_task(read())  # start reading now: a reset discards unread data
     with suppress(ConnectionError, TimeoutError):
         for piece in pieces:
             if not writer.transport.is_closing():
@@ -92,7 +92,7 @@ async def talk(port: int, pieces: list[bytes], patience: float) -> bytes:
 
 
 def is_answer(received: bytes) -> bool:
-    """Whether there is a final status among what was received, and the head that it begins."""
+    """Whether the head of a final response has been received."""
     while received.startswith(b"HTTP/1.1 1"):
         received = received.partition(b"\r\n\r\n")[2]
     return b"\r\n\r\n" in received
@@ -117,7 +117,7 @@ UPGRADES = [
 @pytest.mark.parametrize(
     "framed", [b"Content-Length: %d\r\n\r\n%b", b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"]
 )
-def test_the_body_of_an_upgrade_is_neither_lost_nor_another_request(
+def test_an_upgrade_with_a_body_is_a_400_and_its_body_is_not_parsed_as_a_request(
     listening: Listening, recording: RecordingUpstream, portal: BlockingPortal, kind: str, late: bool, framed: bytes
 ) -> None:
     port = listening(kind)
@@ -150,7 +150,7 @@ def test_an_upgrade_of_a_get_without_a_body_is_ignored(
 
 @pytest.mark.parametrize("kind", ["serve", "h11"])
 @pytest.mark.parametrize("target", [b"h:80", b"/v1/x"])
-def test_a_tunnel_is_refused(
+def test_a_connect_request_is_refused(
     listening: Listening, recording: RecordingUpstream, portal: BlockingPortal, kind: str, target: bytes
 ) -> None:
     head = b"CONNECT %b HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (target, len(SMUGGLED))
@@ -161,7 +161,7 @@ def test_a_tunnel_is_refused(
 
 @pytest.mark.parametrize("kind", ["serve", "h11"])
 @pytest.mark.parametrize("late", [False, True], ids=["in one segment", "in a later segment"])
-def test_a_trailer_is_not_taken_for_a_header(
+def test_a_trailer_is_not_forwarded_as_a_header(
     listening: Listening, recording: RecordingUpstream, portal: BlockingPortal, kind: str, late: bool
 ) -> None:
     head = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -184,11 +184,13 @@ def test_a_trailer_is_not_taken_for_a_header(
     ],
     ids=["target", "value", "headers", "chunk extension", "trailers"],
 )
-def test_headers_without_end_are_refused(listening: Listening, portal: BlockingPortal, begin: bytes, endless: bytes) -> None:
+def test_endless_request_heads_chunk_extensions_and_trailers_are_refused(
+    listening: Listening, portal: BlockingPortal, begin: bytes, endless: bytes
+) -> None:
     part = endless * (32 * 1024 // len(endless))
 
     async def taken(port: int) -> int:
-        """How many bytes the server takes before it closes the connection."""
+        """Return how many bytes the server accepts before it closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begin)
         size = 0
@@ -203,7 +205,9 @@ def test_headers_without_end_are_refused(listening: Listening, portal: BlockingP
     assert portal.call(taken, listening("serve")) < 500 * MAX_HEAD  # most of it is in the buffers of the sockets
 
 
-def test_a_long_head_and_a_long_body_pass(listening: Listening, recording: RecordingUpstream, portal: BlockingPortal) -> None:
+def test_a_long_head_and_a_long_body_are_accepted(
+    listening: Listening, recording: RecordingUpstream, portal: BlockingPortal
+) -> None:
     body = b"x" * (4 * MAX_HEAD)
     head = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nX: %b\r\nContent-Length: %d\r\n\r\n" % (b"y" * (MAX_HEAD // 2), len(body))
     answer = portal.call(talk, listening("serve"), [head, body[:MAX_HEAD], body[MAX_HEAD:]], 20.0)
@@ -211,7 +215,7 @@ def test_a_long_head_and_a_long_body_pass(listening: Listening, recording: Recor
     assert [request.body for request in recording.requests] == [body]
 
 
-def test_few_requests_wait_for_the_response_to_an_earlier_one(listening: Listening, portal: BlockingPortal) -> None:
+def test_the_number_of_pipelined_requests_is_limited(listening: Listening, portal: BlockingPortal) -> None:
     async def whole(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/x HTTP/1.1\r\nHost: h\r\n\r\n" * 1000)
@@ -223,7 +227,9 @@ def test_few_requests_wait_for_the_response_to_an_earlier_one(listening: Listeni
     assert portal.call(whole, listening("serve")).count(b"HTTP/1.1 200 ") == 1 + MAX_PIPELINED
 
 
-def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, portal: BlockingPortal) -> None:
+def test_a_refused_pipelined_request_does_not_cut_off_the_earlier_response(
+    listening: Listening, portal: BlockingPortal
+) -> None:
     first = b"GET /v1/first HTTP/1.1\r\nHost: h\r\n\r\n"
     second = b"POST /v1/second HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 1\r\n\r\n1"
 
@@ -240,7 +246,7 @@ def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, p
     assert received.count(b"HTTP/1.1 ") == 1
 
 
-async def test_what_passes_through_shares_no_connection_with_our_own_calls_and_all_are_closed(redis_url: str) -> None:
+async def test_proxied_requests_and_model_calls_use_separate_connections_closed_at_shutdown(redis_url: str) -> None:
     recording = RecordingUpstream()
     await recording.start()
     app = create_app(make_settings(upstream__url=recording.url, redis__url=redis_url, upstream__dialect="openai"))
@@ -258,7 +264,7 @@ async def test_what_passes_through_shares_no_connection_with_our_own_calls_and_a
     await recording.stop()
 
 
-# -- invented cases -------------------------------------------------------------------------------------------------------
+# -- generated cases ------------------------------------------------------------------------------------------------------
 
 DECOYS = [
     *UPGRADES,
@@ -319,7 +325,7 @@ def chunks(parts: list[bytes], extension: bytes, trailer: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as a client sends it, and what is in it."""
+    """A request: the bytes that a client sends, and what they contain."""
 
     number: int
     pieces: list[bytes]
@@ -356,7 +362,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def check_exchange(portal: BlockingPortal, port: int, recording: RecordingUpstream, request: Request) -> None:
-    """Sends the request, and then another caller's, which must arrive as it is whatever became of the first."""
+    """Send the request, then another caller's, which must arrive unchanged whatever happened to the first."""
     recording.forget()
     answer = portal.call(talk, port, request.pieces, 20.0 if request.is_plain else 0.1)
     number = next(numbers)
@@ -379,7 +385,7 @@ def check_exchange(portal: BlockingPortal, port: int, recording: RecordingUpstre
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("serve", 60), ("httptools", 25), ("h11", 25)])
-def test_what_enters_leaves_as_the_same_requests_or_is_refused(
+def test_any_request_reaches_the_upstream_as_the_same_request_or_is_refused(
     listening: Listening, recording: RecordingUpstream, portal: BlockingPortal, kind: str, examples: int
 ) -> None:
     port = listening(kind)

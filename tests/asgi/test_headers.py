@@ -1,4 +1,4 @@
-"""What all creates have in common: headers, and facts in the access line."""
+"""Headers and facts of the access line that all creates have in common."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_every_other_request_has_the_callers_request_id(
     assert response.headers.get_list("x-request-id") == ["mine"]
 
 
-def test_the_other_requests_reach_each_endpoint_but_the_create() -> None:
+def test_the_other_requests_cover_every_endpoint_except_the_create() -> None:
     reached = {(method, match(path)[0]) for method, path in OTHERS}
     endpoints = {(method, route) for route, methods in ROUTES.items() for method in methods}
     assert endpoints - reached == {("POST", "/v1/responses")}
@@ -60,7 +60,7 @@ async def test_a_stream_has_its_headers_before_the_upstream_answers(start: Start
 
 
 @pytest.mark.parametrize("kind", CREATES)
-async def test_the_time_until_the_first_chunk_is_known_if_there_was_one(
+async def test_the_access_line_has_the_time_to_the_first_chunk_if_there_was_one(
     start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")
@@ -68,7 +68,7 @@ async def test_the_time_until_the_first_chunk_is_known_if_there_was_one(
     assert ("first_token" in await facts_of("mine", caplog)) == (kind in HAVE_FIRST_CHUNK)
 
 
-async def test_the_first_chunk_is_that_of_the_first_turn(
+async def test_the_time_to_the_first_chunk_is_that_of_the_first_turn(
     start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")

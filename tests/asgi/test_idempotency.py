@@ -80,7 +80,9 @@ async def test_a_repeated_stream_is_replayed_when_it_has_ended(ours: Ours, upstr
     assert len(upstream.requests) == 1
 
 
-async def test_while_it_runs_a_stream_is_refused_and_json_waits(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_repeat_of_a_running_request_is_a_409_if_streamed_and_waits_if_json(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
     go = Signal()
     answer = upstream.stream(text("Hel"), go, text("lo"), finish())
     streaming = asyncio.create_task(ask(ours, stream=True))
@@ -116,14 +118,14 @@ async def test_a_repeated_background_request_gets_the_same_response(
     assert len(upstream.requests) == 1
 
 
-async def test_another_body_under_the_same_key_is_refused(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_different_body_with_the_same_key_is_a_400(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     await ask(ours)
     for other in ({"input": "Bye"}, {"stream": True}, {"background": True}):
         assert error(await ask(ours, **other)) == (400, "Idempotency-Key", "idempotency_key_reused")
 
 
-async def test_keys_belong_to_their_owners(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_same_key_of_two_owners_is_two_requests(ours: Ours, upstream: ScriptedUpstream) -> None:
     ids = set()
     for name in ("alice", "bob"):
         upstream.whole(completion({"content": "Hello"}))
@@ -146,7 +148,7 @@ async def test_a_request_that_fails_without_a_response_frees_its_key(
         assert (await ask(ours)).status_code == 200
 
 
-async def test_a_client_that_leaves_frees_its_key(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_disconnects_frees_its_key(ours: Ours, upstream: ScriptedUpstream) -> None:
     answer = upstream.stream(text("Hel"), Signal())
     streaming = asyncio.create_task(ask(ours, stream=True))
     await answer.asked.wait()
@@ -160,7 +162,7 @@ async def test_a_client_that_leaves_frees_its_key(ours: Ours, upstream: Scripted
     assert check(again.content).response["output_text"] == "Hello"
 
 
-async def test_a_request_that_is_cancelled_while_it_reserves_its_key_frees_it(redis_url: str) -> None:
+async def test_cancelling_a_request_while_it_reserves_its_key_frees_the_key(redis_url: str) -> None:
     async def accept() -> None: ...
 
     async def answer() -> AsyncGenerator[list[Event], None]:
@@ -170,7 +172,7 @@ async def test_a_request_that_is_cancelled_while_it_reserves_its_key_frees_it(re
     request = parse(BODY)
     async with open_state(make_settings(redis__url=redis_url)) as state:
         assert state is not None
-        for steps in range(100):  # of the loop, after which the cancellation comes: somewhere in the reservation
+        for steps in range(100):  # of the loop before the cancellation, which hits some point of the reservation
             guard = OnceOnly(state, "owner", str(steps), b"{}", accept)
             running = asyncio.create_task(anext(guard.run(answer(), request, open_reasoning=False)))
             for _ in range(steps % 25):
@@ -195,14 +197,14 @@ async def test_redis_is_not_used_for_a_refused_caller(caplog: pytest.LogCaptureF
     assert "could not release" not in caplog.text
 
 
-async def test_a_key_whose_response_was_deleted_is_not_run_again(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_repeat_whose_response_was_deleted_is_a_404(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     response_id = (await ask(ours)).json()["id"]
     await ours.http.delete(f"/v1/responses/{response_id}")
     assert (await ask(ours)).status_code == 404
 
 
-async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
+async def test_the_key_of_a_lost_replica_is_free_when_its_lease_expires(
     ours: Ours, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     go = Signal()
@@ -220,7 +222,7 @@ async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
 
 
 class SlowCheck:
-    """Makes the first check of a background response wait for `go`."""
+    """Make the first check of a background response wait for `go`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held, self.go = Signal(), Signal()
@@ -242,7 +244,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCheck:
 
 @pytest.fixture
 def running_key(redis_url: str) -> Iterator[Callable[[], tuple[redis.Redis, bytes]]]:
-    """Finds the key of the request that is running."""
+    """Find the key of the running request."""
     with redis.Redis.from_url(redis_url) as client:
         yield lambda: (client, *[key for key in client.keys("rmw:{i*") if client.hget(key, "done") is None])
 
@@ -263,7 +265,7 @@ async def test_the_key_of_a_slow_background_create_is_renewed(
     assert client.pttl(key) > 30_000
 
 
-async def test_a_background_create_whose_key_another_request_has_taken_is_refused(
+async def test_a_background_create_that_lost_its_key_to_another_request_is_a_409(
     ours: Ours, slow: SlowCheck, running_key: Callable[[], tuple[redis.Redis, bytes]]
 ) -> None:
     creating = asyncio.create_task(ask(ours, background=True))
@@ -290,13 +292,11 @@ async def test_two_keys_are_refused(ours: Ours) -> None:
     assert error(answer) == (400, "Idempotency-Key", "invalid_idempotency_key")
 
 
-async def test_a_key_needs_a_response_that_is_stored(ours: Ours) -> None:
+async def test_a_key_with_store_false_is_a_400(ours: Ours) -> None:
     assert error(await ask(ours, store=False)) == (400, "Idempotency-Key", "idempotency_key_not_supported")
 
 
-async def test_nothing_is_reserved_for_a_credential_that_the_upstream_refuses(
-    start_at: Start, serve: Serve, redis_url: str
-) -> None:
+async def test_a_credential_that_the_upstream_rejects_reserves_no_key(start_at: Start, serve: Serve, redis_url: str) -> None:
     locked = Echo()
     locked.keys = {"good"}
     ours = start_at("proxy", upstream=serve(locked), auth__secret_keys=[SECRET])

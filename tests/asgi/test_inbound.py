@@ -1,4 +1,4 @@
-"""What is being received, or waits to be read, takes a bounded amount of memory, however many send at a time."""
+"""The memory of data being received or waiting to be read is limited for all clients together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PIECE = UNCOUNTED // 2
 
 @pytest.fixture
 def inbound() -> Inbound:
-    """The memory for the messages of WebSockets."""
+    """The memory limit of WebSocket messages."""
     return Inbound(4 * UNCOUNTED)
 
 
@@ -47,13 +47,13 @@ def ours(start: Start, inbound: Inbound) -> Ours:
 
 
 def large() -> list[str]:
-    """A body in pieces, of more than half of what may be received at a time."""
+    """A body in pieces, larger than half of the memory limit."""
     text = json.dumps({**BODY, "input": "x" * (7 * PIECE)})
     return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
 
 
 async def slowly(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) -> AsyncIterator[bytes]:
-    """All but the last piece; that when it is to go on."""
+    """Yield all pieces but the last, set `sent`, and yield the last when `go_on` is set."""
     for piece in pieces[:-1]:
         yield piece.encode()
     sent.set()
@@ -65,7 +65,7 @@ def refused_for_memory() -> float:
     return REGISTRY.get_sample_value("responses_mw_limits_refused_total", {"limit": "memory"}) or 0
 
 
-async def test_large_bodies_are_refused_while_others_are_received_and_small_ones_are_not(
+async def test_at_the_memory_limit_large_bodies_are_refused_and_small_ones_are_not(
     ours: Ours, upstream: ScriptedUpstream
 ) -> None:
     sent, go_on, before = asyncio.Event(), asyncio.Event(), refused_for_memory()
@@ -73,7 +73,7 @@ async def test_large_bodies_are_refused_while_others_are_received_and_small_ones
     await sent.wait()
     async with asyncio.timeout(60):
         while (refused := await ours.http.post("/v1/responses/input_tokens", content="".join(large()))).status_code != 503:
-            await asyncio.sleep(0.02)  # the first is still under way
+            await asyncio.sleep(0.02)  # the first body is still being received
     assert refused_for_memory() > before
     assert refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "service_unavailable"
@@ -85,7 +85,7 @@ async def test_large_bodies_are_refused_while_others_are_received_and_small_ones
     assert (await ours.http.post("/v1/responses", content="".join(large()))).status_code != 503
 
 
-async def test_unfinished_messages_of_websockets_are_bounded_together(ours: Ours, inbound: Inbound) -> None:
+async def test_unfinished_websocket_messages_share_one_memory_limit(ours: Ours, inbound: Inbound) -> None:
     sent, go_on = asyncio.Event(), asyncio.Event()
     async with opened(ours) as first, opened(ours) as second, opened(ours) as third:
         sending = asyncio.create_task(first.send(texts(large(), sent, go_on)))
@@ -103,12 +103,12 @@ async def test_unfinished_messages_of_websockets_are_bounded_together(ours: Ours
         go_on.set()
         await sending
         assert json.loads(await first.recv())["type"] == "error"
-        for _ in range(5):  # what was received counts no more
+        for _ in range(5):  # received messages are no longer counted
             await first.send("".join(large()))
             assert json.loads(await first.recv())["type"] == "error"
 
 
-async def test_a_body_that_is_sent_slowly_does_not_keep_others_out(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slowly_sent_body_does_not_block_other_requests(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("responses_mw.asgi.requests.MESSAGE_TIMEOUT", 0.5)
     reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
     text = "".join(large())
@@ -121,7 +121,7 @@ async def test_a_body_that_is_sent_slowly_does_not_keep_others_out(ours: Ours, m
     assert (await ours.http.post("/v1/responses", content="".join(large()))).status_code != 503
 
 
-async def test_a_large_message_that_is_sent_slowly_does_not_keep_others_out(
+async def test_a_slowly_sent_large_message_does_not_block_other_connections(
     ours: Ours, inbound: Inbound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.asgi.listener.MESSAGE_TIMEOUT", 0.5)
@@ -132,10 +132,10 @@ async def test_a_large_message_that_is_sent_slowly_does_not_keep_others_out(
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         assert inbound.size == 0
-        assert await answered(second)  # a small message may wait for its end
+        assert await answered(second)  # an unfinished small message may wait
 
 
-async def test_a_message_has_a_bounded_number_of_fragments(ours: Ours) -> None:
+async def test_the_number_of_fragments_per_message_is_limited(ours: Ours) -> None:
     async with opened(ours) as connection:
         await connection.send("x" for _ in range(MAX_FRAMES - 1))
         assert json.loads(await connection.recv())["type"] == "error"  # the text is not JSON
@@ -146,7 +146,7 @@ async def test_a_message_has_a_bounded_number_of_fragments(ours: Ours) -> None:
 
 
 @pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
-async def test_a_bounded_number_of_pings_is_answered_at_once(ours: Ours, opcode: Opcode) -> None:
+async def test_the_number_of_pings_handled_at_once_is_limited(ours: Ours, opcode: Opcode) -> None:
     async with opened(ours) as connection:
         frame = Frame(opcode, b"").serialize(mask=True)
         connection.transport.write(frame * (MAX_FRAMES - 1))
@@ -156,7 +156,7 @@ async def test_a_bounded_number_of_pings_is_answered_at_once(ours: Ours, opcode:
             await asyncio.wait_for(connection.recv(), 60)
 
 
-async def test_a_bounded_number_of_messages_waits_to_be_read(ours: Ours) -> None:
+async def test_the_number_of_queued_messages_is_limited(ours: Ours) -> None:
     async with opened(ours) as connection:
         frame, answers = Frame(Opcode.TEXT, b"x").serialize(mask=True), 0
         connection.transport.write(frame * (2 * MAX_QUEUED))
@@ -166,7 +166,7 @@ async def test_a_bounded_number_of_messages_waits_to_be_read(ours: Ours) -> None
         assert answers < MAX_QUEUED
 
 
-async def test_a_message_takes_no_memory_once_it_is_answered_or_its_connection_is_lost(ours: Ours) -> None:
+async def test_a_message_is_freed_once_it_is_answered_or_its_connection_is_lost(ours: Ours) -> None:
     size = 3 * UNCOUNTED
     tracemalloc.start()
     try:
@@ -182,7 +182,7 @@ async def test_a_message_takes_no_memory_once_it_is_answered_or_its_connection_i
         tracemalloc.stop()
 
 
-async def test_large_responses_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
+async def test_the_memory_of_unread_large_responses_is_limited(start: Start) -> None:
     body = refused_body()
     ours = start(uvicorn={"http": http_protocol(Unread(len(body)))})
     (first, one), (second, another) = [await asked(ours, body) for _ in range(2)]
@@ -210,7 +210,7 @@ class Waiting(asyncio.Transport):
         self.is_aborted = True
 
 
-def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_that_a_slow_client_has_read_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
     unread, first, second, third = (
         Unread(25_000_000),
         Waiting(20_000_000),
@@ -225,11 +225,11 @@ def test_what_a_slow_client_has_read_does_not_count(caplog: pytest.LogCaptureFix
     unread.add(third)
     assert (first.is_aborted, second.is_aborted, third.is_aborted) == (True, True, False)
     assert "closing the connection of ('192.0.2.1', 1234), which has not read 2000000 bytes" in caplog.text
-    assert len(caplog.messages) == 1  # a warning for each would be a flood
+    assert len(caplog.messages) == 1  # a warning for each connection would flood the log
     assert refused_for_memory() == before + 2
 
 
-def test_slow_streams_are_not_closed_for_large_responses() -> None:
+def test_slow_streams_are_not_closed_to_make_room_for_large_responses() -> None:
     unread, streams, large = Unread(25_000_000), [Waiting(65_536 + 256_000) for _ in range(10)], Waiting(20_000_000)
     for transport in (*streams, large, Waiting(20_000_000)):
         unread.add(transport)
@@ -237,7 +237,7 @@ def test_slow_streams_are_not_closed_for_large_responses() -> None:
     assert not any(stream.is_aborted for stream in streams)
 
 
-async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memory(start: Start) -> None:
+async def test_the_memory_of_unread_large_websocket_messages_is_limited(start: Start) -> None:
     size = 14_000_000
     options = {"ws_per_message_deflate": False, "ws_max_size": 2 * size}
     ours = start(uvicorn={"ws": websocket_protocol(Inbound(4 * size), Unread(size // 4)), **options})
@@ -253,7 +253,7 @@ async def test_large_messages_that_wait_to_be_read_take_a_bounded_amount_of_memo
             await asyncio.wait_for(first.recv(), 60)
 
 
-async def test_a_request_waits_until_the_earlier_response_is_read(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_pipelined_request_waits_until_the_earlier_response_is_read(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     reader, writer = await asked(ours, refused_body(), keep=True)
     for _ in range(2):
@@ -348,7 +348,7 @@ def opened(ours: Ours) -> Any:
     return connect(url, additional_headers={"authorization": "Bearer key"}, proxy=None, max_size=None)
 
 
-def test_nothing_is_left_of_what_was_received_or_refused() -> None:
+def test_the_counted_memory_returns_to_zero() -> None:
     inbound = Inbound(2 * UNCOUNTED)
     for _ in range(3):
         first = inbound.resize(0, 3 * UNCOUNTED)

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/input_tokens`: what the server's tokenizer says of the request that a create would send."""
+"""`POST /v1/responses/input_tokens`: count the tokens of the chat request that a create would send."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVERS = [
 
 @pytest.fixture
 def before(serve: Serve, start_at: Callable[..., Ours]) -> Callable[[Counting], Ours]:
-    """Ours before a server."""
+    """Start the proxy in front of a server."""
     return lambda server: start_at("proxy", upstream=serve(server, lifespan="off"))
 
 
@@ -51,7 +51,7 @@ def before(serve: Serve, start_at: Callable[..., Ours]) -> Callable[[Counting], 
         pytest.param({"input": "x", "text": {"format": {"type": "json_object"}}}, id="a format"),
     ],
 )
-async def test_the_count_is_that_of_the_create(
+async def test_the_count_equals_the_usage_of_the_create(
     before: Callable[[Counting], Ours], make: Callable[[], Counting], body: dict[str, Any]
 ) -> None:
     ours = before(make())
@@ -70,17 +70,17 @@ LONG: Any = [
 
 
 @pytest.mark.parametrize("make", SERVERS)
-async def test_what_truncation_leaves_is_counted(before: Callable[[Counting], Ours], make: Callable[[], Counting]) -> None:
+async def test_a_truncated_history_is_counted(before: Callable[[Counting], Ours], make: Callable[[], Counting]) -> None:
     server = make()
     server.length = 200
     client = before(server).client
     counted = await client.responses.input_tokens.count(model="tiny", input=LONG, truncation="auto")
     created = await client.responses.create(model="tiny", input=LONG, truncation="auto")
     assert created.usage is not None
-    assert 100 < counted.input_tokens == created.usage.input_tokens <= 175  # an eighth is left for the answer
+    assert 100 < counted.input_tokens == created.usage.input_tokens <= 175  # an eighth is reserved for the answer
 
 
-async def test_of_a_compaction_the_request_for_the_summary_is_counted(before: Callable[[Counting], Ours]) -> None:
+async def test_for_a_compaction_the_summary_request_is_counted(before: Callable[[Counting], Ours]) -> None:
     client = before(Counting("vllm", "/tokenize")).client
     items: Any = [*LONG, {"type": "compaction_trigger"}]
     counted = await client.responses.input_tokens.count(model="tiny", input=items)
@@ -89,7 +89,7 @@ async def test_of_a_compaction_the_request_for_the_summary_is_counted(before: Ca
     assert counted.input_tokens == created.usage.input_tokens > 400
 
 
-async def test_the_tokenizer_is_asked_and_not_the_model(before: Callable[[Counting], Ours]) -> None:
+async def test_the_tokenizer_is_called_instead_of_the_model(before: Callable[[Counting], Ours]) -> None:
     server = Counting("vllm", "/tokenize")
     effort: Any = {"effort": "high"}
     await before(server).client.responses.input_tokens.count(model="tiny", input="Hi", tools=[TOOL], reasoning=effort)  # type: ignore[list-item]
@@ -99,7 +99,7 @@ async def test_the_tokenizer_is_asked_and_not_the_model(before: Callable[[Counti
     assert [tool["function"]["name"] for tool in asked["tools"]] == ["look"]
 
 
-async def test_without_a_tokenizer_one_token_is_asked_for(before: Callable[[Counting], Ours]) -> None:
+async def test_without_a_tokenizer_a_completion_of_one_token_is_requested(before: Callable[[Counting], Ours]) -> None:
     server = Counting("system")
     await before(server).http.post("/v1/responses/input_tokens", json={"model": "tiny", "input": "Hi", "max_output_tokens": 99})
     (asked,) = server.bodies("/v1/chat/completions")
@@ -117,7 +117,7 @@ async def test_history_is_counted(before: Callable[[Counting], Ours]) -> None:
         assert counted.input_tokens == created.usage.input_tokens > 5
 
 
-async def test_nothing_is_stored_by_counting(before: Callable[[Counting], Ours]) -> None:
+async def test_counting_stores_nothing(before: Callable[[Counting], Ours]) -> None:
     client = before(Counting("vllm", "/tokenize")).client
     conversation = await client.conversations.create()
     await client.responses.input_tokens.count(model="tiny", input="Hi", conversation=conversation.id)
@@ -132,25 +132,27 @@ async def test_nothing_is_stored_by_counting(before: Callable[[Counting], Ours])
         ({"input": "Hi", "personality": "x"}, "personality"),
     ],
 )
-async def test_a_bad_request_is_a_400(before: Callable[[Counting], Ours], body: dict[str, Any], param: str) -> None:
+async def test_an_invalid_request_is_a_400(before: Callable[[Counting], Ours], body: dict[str, Any], param: str) -> None:
     answer = await before(Counting("vllm", "/tokenize")).http.post("/v1/responses/input_tokens", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_an_unknown_response_is_a_400(before: Callable[[Counting], Ours]) -> None:
+async def test_an_unknown_previous_response_is_a_400(before: Callable[[Counting], Ours]) -> None:
     client = before(Counting("vllm", "/tokenize")).client
     with pytest.raises(openai.BadRequestError) as caught:
         await client.responses.input_tokens.count(model="tiny", previous_response_id="resp_unknown")
     assert caught.value.code == "previous_response_not_found"
 
 
-async def test_a_server_that_counts_nothing_is_a_502(before: Callable[[Counting], Ours]) -> None:
+async def test_an_upstream_that_reports_no_usage_is_a_502(before: Callable[[Counting], Ours]) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         await before(Counting("system", counts=False)).client.responses.input_tokens.count(model="tiny", input="Hi")
     assert caught.value.status_code == 502
 
 
-async def test_a_failed_count_is_not_a_failed_response(start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_count_is_not_recorded_as_a_failed_response(
+    start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture
+) -> None:
     def failed() -> float:
         return REGISTRY.get_sample_value("responses_mw_responses_total", {"kind": "json", "status": "failed"}) or 0
 

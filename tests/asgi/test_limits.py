@@ -1,4 +1,4 @@
-"""Limits of an owner, counted by all replicas together."""
+"""Limits per owner, counted by all replicas together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def usage(redis_url: str) -> AsyncIterator[Usage]:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(most=st.integers(1, 40), more=st.integers(1, 5))
-async def test_a_minutes_worth_may_come_at_once_and_then_no_more(usage: Usage, most: int, more: int) -> None:
+async def test_a_burst_of_one_minutes_requests_passes_and_more_are_refused(usage: Usage, most: int, more: int) -> None:
     owner = random_part()
     rates = [await usage.request(owner, most) for _ in range(most + more)]
     assert [rate.passes for rate in rates[:most]] == [True] * most
@@ -52,7 +52,7 @@ async def test_a_minutes_worth_may_come_at_once_and_then_no_more(usage: Usage, m
     assert rates[-1].reset == pytest.approx(60, abs=2)
 
 
-async def test_what_was_used_comes_back_evenly(usage: Usage) -> None:
+async def test_the_request_rate_is_refilled_evenly(usage: Usage) -> None:
     owner = random_part()
     for _ in range(600):
         await usage.request(owner, 600)
@@ -63,7 +63,7 @@ async def test_what_was_used_comes_back_evenly(usage: Usage) -> None:
         refused = await usage.request(owner, 600)
 
 
-async def test_after_a_failover_to_a_clock_that_is_behind_requests_pass(usage: Usage, redis_url: str) -> None:
+async def test_requests_pass_after_a_failover_to_a_server_with_an_earlier_clock(usage: Usage, redis_url: str) -> None:
     owner = random_part()
     ahead = (time.time() + 360) * 1000  # a minute's worth was used on a clock that was 5 minutes ahead
     with redis.Redis.from_url(redis_url) as client:
@@ -71,11 +71,11 @@ async def test_after_a_failover_to_a_clock_that_is_behind_requests_pass(usage: U
     assert (await usage.request(owner, 600)).passes
 
 
-async def test_owners_do_not_count_for_one_another(usage: Usage) -> None:
+async def test_owners_are_counted_separately(usage: Usage) -> None:
     assert all([(await usage.request(random_part(), 1)).passes for _ in range(5)])
 
 
-async def test_so_many_may_be_under_way_until_they_leave_or_are_not_renewed(usage: Usage) -> None:
+async def test_the_number_of_active_responses_is_limited_until_they_leave_or_expire(usage: Usage) -> None:
     owner = random_part()
     assert [await usage.enter("streams", owner, name, maximum=2, seconds=60) for name in "abc"] == [True, True, False]
     assert await usage.enter("streams", owner, "a", maximum=2, seconds=60)  # a repeat
@@ -88,7 +88,7 @@ async def test_so_many_may_be_under_way_until_they_leave_or_are_not_renewed(usag
         await asyncio.sleep(0.01)
 
 
-async def test_nothing_of_it_stays_in_redis(usage: Usage, redis_url: str) -> None:
+async def test_the_keys_in_redis_expire_within_a_minute(usage: Usage, redis_url: str) -> None:
     owner = random_part()
     await usage.request(owner, 60)
     await usage.enter("streams", owner, "a", maximum=2, seconds=60)
@@ -98,14 +98,14 @@ async def test_nothing_of_it_stays_in_redis(usage: Usage, redis_url: str) -> Non
         assert all(0 < client.pttl(key) <= 60_000 for key in keys)
 
 
-# -- as a client sees it -----------------------------------------------------------------------------------------------------------
+# -- over HTTP and WebSocket -------------------------------------------------------------------------------------------------------
 
 
 async def post(ours: Ours, owner: str, **body: Any) -> Any:
     return await ours.http.post("/v1/responses", json={**BODY, **body}, headers={"authorization": f"Bearer {owner}"})
 
 
-async def test_requests_beyond_the_rate_are_refused_in_openais_shape_on_any_replica(
+async def test_requests_over_the_rate_are_a_429_with_openais_headers_on_any_replica(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
     replicas, owner = [start(limits__requests_per_minute=2) for _ in range(2)], random_part()
@@ -130,7 +130,7 @@ async def test_requests_beyond_the_rate_are_refused_in_openais_shape_on_any_repl
 
 
 @pytest.mark.parametrize("path", ["compact", "input_tokens"])
-async def test_whatever_the_upstream_works_for_is_a_request(start: Start, upstream: ScriptedUpstream, path: str) -> None:
+async def test_compactions_and_token_counts_count_as_requests(start: Start, upstream: ScriptedUpstream, path: str) -> None:
     ours, owner = start(limits__requests_per_minute=1), random_part()
     upstream.stream(*HELLO)
     assert (await post(ours, owner)).status_code == 200
@@ -140,7 +140,7 @@ async def test_whatever_the_upstream_works_for_is_a_request(start: Start, upstre
     assert len(upstream.requests) == asked
 
 
-async def test_nothing_is_limited_unless_it_is_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_there_are_no_limits_by_default(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.stream(*HELLO)
     answer = await post(ours, random_part())
@@ -148,7 +148,7 @@ async def test_nothing_is_limited_unless_it_is_asked_for(start: Start, upstream:
     assert not [name for name in answer.headers if name.startswith("x-ratelimit-")]
 
 
-async def test_a_stream_counts_on_every_replica_while_it_is_open(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_an_open_stream_counts_on_every_replica(start: Start, upstream: ScriptedUpstream) -> None:
     ours, other = (start(limits__streams=1) for _ in range(2))
     owner = random_part()
     held = Signal()
@@ -161,7 +161,7 @@ async def test_a_stream_counts_on_every_replica_while_it_is_open(start: Start, u
         told = {name: value for name, value in refused.headers.items() if name.startswith("x-ratelimit-")}
         assert told == {"x-ratelimit-limit-streams": "1", "x-ratelimit-remaining-streams": "0"}
         upstream.stream(*HELLO)
-        assert (await post(ours, owner)).status_code == 200  # it is no stream
+        assert (await post(ours, owner)).status_code == 200  # this is not a stream
     held.set()
     upstream.stream(*HELLO)
     async with asyncio.timeout(60):
@@ -169,7 +169,7 @@ async def test_a_stream_counts_on_every_replica_while_it_is_open(start: Start, u
             await asyncio.sleep(0.02)
 
 
-async def test_a_background_response_counts_until_it_has_ended_whoever_ends_it(
+async def test_a_background_response_counts_until_it_is_completed_or_cancelled(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
     ours, owner = start(limits__background=1, auth__secret_keys=[SECRET]), random_part()
@@ -200,7 +200,7 @@ async def test_a_background_response_counts_until_it_has_ended_whoever_ends_it(
         held.set()
 
 
-async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_response_on_a_websocket_counts_as_a_request(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(limits__requests_per_minute=1, uvicorn={"ws": "websockets-sansio"})
     url, bearer = ours.url.replace("http", "ws") + "/v1/responses", {"authorization": f"Bearer {random_part()}"}
     upstream.stream(*HELLO)
@@ -215,14 +215,14 @@ async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstre
     assert (ends[1]["status"], ends[1]["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
-async def test_a_creation_that_fails_does_not_count(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_background_create_that_fails_is_not_counted(start: Start, upstream: ScriptedUpstream) -> None:
     ours, owner = start(limits__background=1, auth__secret_keys=[SECRET], limits__max_request_bytes=6000), random_part()
     assert (await post(ours, owner, background=True, input="x" * 5800)).status_code == 413
     upstream.stream(*HELLO)
     assert (await post(ours, owner, background=True)).status_code == 200
 
 
-async def test_everything_passes_while_redis_is_away_and_a_metric_tells(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_without_redis_all_requests_pass_and_are_counted_as_unchecked(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(limits__requests_per_minute=1, limits__streams=1, redis__url="redis://127.0.0.1:1", redis__timeout=0.2)
     sample = ("responses_mw_limits_unchecked_total", {"limit": "requests"})
     before = REGISTRY.get_sample_value(*sample) or 0

@@ -1,4 +1,4 @@
-"""The middleware in its host: paths, CORS, WebSockets, lifespan; and what passes through it."""
+"""The middleware in its host: paths, CORS, WebSockets, lifespan and proxied requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def post(url: str, **settings: Any) -> httpx.Response:
 
 @pytest.fixture
 def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
-    """The middleware round an application, for hosts that send it no lifespan: it is closed here."""
+    """Wrap an application in the middleware, for hosts without a lifespan; close it after the test."""
     with ExitStack() as stack:
 
         def mount(app: ASGIApp) -> ResponsesMiddleware:
@@ -67,7 +67,7 @@ def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
 # -- paths --------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_responses_are_served_only_below_the_base_path(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/openai/v1/models"] = {"object": "list", "data": upstream.models}
     ours = start(server__base_path="/openai")
     upstream.whole(ANSWER)
@@ -76,14 +76,14 @@ async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUp
     assert (await ours.http.post("/openai", json=BODY)).json() == {"detail": "Not Found"}
 
 
-async def test_under_the_base_path_stands_all_that_a_server_behind_us_has(start_at: Callable[..., Ours]) -> None:
+async def test_upstream_paths_are_proxied_with_and_without_the_base_path(start_at: Callable[..., Ours]) -> None:
     ours = start_at("proxy", server__base_path="/openai")
     for path in ("/openai/v1/models", "/v1/models"):
         assert (await ours.http.get(path)).json()["data"][0]["id"] == "tiny"
     assert (await ours.http.get("/openaix/v1/models")).status_code == 404
 
 
-async def test_a_root_path_of_the_server_is_no_part_of_ours(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_servers_root_path_is_not_sent_upstream(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(uvicorn={"root_path": "/api"})
     upstream.whole(ANSWER)
     await whole(ours)
@@ -91,8 +91,8 @@ async def test_a_root_path_of_the_server_is_no_part_of_ours(start: Start, upstre
     assert (await ours.http.get("/v1/models")).json()["data"][0]["id"] == "tiny"
 
 
-async def test_a_root_path_that_the_path_repeats_is_no_part_of_ours(start: Start, upstream: ScriptedUpstream) -> None:
-    """Behind a proxy that strips nothing, as vLLM's --root-path is used."""
+async def test_paths_with_and_without_the_root_path_are_served(start: Start, upstream: ScriptedUpstream) -> None:
+    """A proxy in front may keep the prefix in the path, as with vLLM's --root-path."""
 
     def repeating(app: ASGIApp) -> ASGIApp:
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ async def test_a_root_path_that_the_path_repeats_is_no_part_of_ours(start: Start
     assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
 
 
-async def test_it_may_stand_under_a_mount(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
+async def test_the_middleware_can_be_mounted_below_a_path(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
     inner = mounted(Starlette(routes=[Route("/other", lambda _: PlainTextResponse("other")), Mount("/", upstream)]))
     url = serve(
         Starlette(routes=[Mount("/llm", inner), Route("/v1/responses", lambda _: PlainTextResponse("host"), methods=["POST"])])
@@ -138,7 +138,7 @@ async def test_the_hosts_application_sees_only_its_own_path_parameters(
     assert all(params == {"tenant": "llm"} for params in seen)
 
 
-async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+async def test_a_starlette_host_keeps_its_other_routes(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
     host = Starlette(
         routes=[
             Route("/v1/responses", lambda _: PlainTextResponse("the host's own"), methods=["GET", "POST"]),
@@ -154,7 +154,7 @@ async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstre
         assert (await client.get(f"{url}/hello")).text == "hello"
 
 
-async def test_a_host_that_knows_only_its_own_names_is_called_by_them(
+async def test_trusted_host_middleware_of_the_host_accepts_upstream_calls(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str
 ) -> None:
     host = TrustedHostMiddleware(upstream, allowed_hosts=["127.0.0.1"])
@@ -164,7 +164,7 @@ async def test_a_host_that_knows_only_its_own_names_is_called_by_them(
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
-async def test_it_gets_on_with_other_middleware_of_a_fastapi_host(
+async def test_the_middleware_works_with_other_middleware_of_a_fastapi_host(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, place: str
 ) -> None:
     async def seen(request: Request, call_next: RequestResponseEndpoint) -> StarletteResponse:
@@ -208,7 +208,7 @@ async def test_it_gets_on_with_other_middleware_of_a_fastapi_host(
 ORIGIN = {"origin": "https://chat.example"}
 
 
-async def test_a_listed_origin_may_call(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_listed_origin_gets_cors_headers_in_every_answer(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(server__cors_origins=["https://chat.example"])
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, **asked})
@@ -226,14 +226,14 @@ async def test_a_listed_origin_may_call(start: Start, upstream: ScriptedUpstream
     assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "https://chat.example")
 
 
-async def test_another_origin_may_not(start: Start) -> None:
+async def test_the_preflight_of_an_unlisted_origin_is_refused(start: Start) -> None:
     ours = start(server__cors_origins=["https://other.example"])
     preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, "access-control-request-method": "POST"})
     assert preflight.status_code == 400
     assert "access-control-allow-origin" not in preflight.headers
 
 
-async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_there_are_no_cors_headers_by_default(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     response = await ours.http.post("/v1/responses", json=BODY, headers=ORIGIN)
     assert not any(name.startswith("access-control") for name in response.headers)
@@ -244,8 +244,8 @@ async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: Script
 
 @pytest.mark.parametrize("library", ["none", "websockets-sansio"])
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
-async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start: Start, library: str, path: str) -> None:
-    """The server has no library for them, or a setting turns them off."""
+async def test_an_upgrade_is_a_426_if_websockets_are_unavailable(start: Start, library: str, path: str) -> None:
+    """The server has no WebSocket library, or a setting disables them."""
     ours = start(uvicorn={"ws": library}, server__max_websockets=int(library == "none"))
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
@@ -253,7 +253,7 @@ async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start
     assert caught.value.status == 426
 
 
-async def test_an_upgrade_elsewhere_is_the_hosts(start_at: Callable[..., Ours]) -> None:
+async def test_an_upgrade_of_another_path_is_passed_to_the_host(start_at: Callable[..., Ours]) -> None:
     ours = start_at("mounted", uvicorn={"ws": "websockets-sansio"})
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{ours.url}/v1/realtime") as socket:
         await socket.send_str("echo")
@@ -270,7 +270,7 @@ async def test_the_lifespan_of_the_host_runs(upstream: ScriptedUpstream, redis_u
     assert upstream.stopped
 
 
-async def test_a_given_transport_is_used_whatever_its_entry_returns(upstream: ScriptedUpstream) -> None:
+async def test_a_custom_transport_is_used_even_if_aenter_returns_none(upstream: ScriptedUpstream) -> None:
     class Given(ASGITransport):
         async def __aenter__(self) -> None:  # type: ignore[override]
             await super().__aenter__()
@@ -281,7 +281,7 @@ async def test_a_given_transport_is_used_whatever_its_entry_returns(upstream: Sc
 
 
 @pytest.mark.parametrize("lifespan", ["off", "auto"])
-async def test_a_host_without_a_lifespan_is_served(
+async def test_the_middleware_works_in_a_host_without_a_lifespan(
     upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, lifespan: str
 ) -> None:
     async def host(scope: Scope, receive: Receive, send: Send) -> None:
@@ -293,7 +293,7 @@ async def test_a_host_without_a_lifespan_is_served(
     assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
 
 
-async def test_without_a_lifespan_a_wrong_setting_is_logged_and_each_request_gets_a_503(
+async def test_without_a_lifespan_an_invalid_setting_is_logged_and_each_request_is_a_503(
     upstream: ScriptedUpstream, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = serve(ResponsesMiddleware(upstream, make_settings(redis__url="redis+wrong://user:password@host")), lifespan="off")
@@ -310,7 +310,7 @@ async def test_without_a_lifespan_a_wrong_setting_is_logged_and_each_request_get
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_middleware_in_another_one_records_its_own_routes(
+async def test_nested_middlewares_log_their_own_routes(
     upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")
@@ -324,7 +324,9 @@ async def test_a_middleware_in_another_one_records_its_own_routes(
     assert sorted(line.split()[1] for line in lines) == ["*", "/v1/responses"]
 
 
-async def test_requests_that_come_together_open_it_once(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
+async def test_concurrent_first_requests_are_served_without_a_lifespan(
+    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted
+) -> None:
     url = serve(mounted(upstream), lifespan="off")
     for _ in range(5):
         upstream.whole(ANSWER)
@@ -333,7 +335,7 @@ async def test_requests_that_come_together_open_it_once(upstream: ScriptedUpstre
 
 
 @pytest.mark.parametrize("when", ["startup", "shutdown"])
-async def test_a_failure_of_the_hosts_lifespan_is_told(redis_url: str, when: str) -> None:
+async def test_a_failure_of_the_hosts_lifespan_is_reported_to_the_server(redis_url: str, when: str) -> None:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         if when == "startup":
@@ -358,7 +360,7 @@ async def test_a_failure_of_the_hosts_lifespan_is_told(redis_url: str, when: str
     assert "no GPU" in sent[-1]["message"]
 
 
-def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+def test_without_a_lifespan_the_transport_is_closed_with_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     class Transport(ASGITransport):
         closed = False
 
@@ -378,8 +380,8 @@ def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: Scripted
     assert transport.closed
 
 
-def test_without_a_lifespan_it_is_opened_anew_in_each_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
-    """A test client of the host that is not entered has a loop for each request."""
+def test_without_a_lifespan_the_middleware_works_in_each_new_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+    """A test client that is not used as a context manager has an event loop for each request."""
     ours = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
 
     async def ask() -> None:
@@ -391,7 +393,7 @@ def test_without_a_lifespan_it_is_opened_anew_in_each_event_loop(upstream: Scrip
         asyncio.run(ask())
 
 
-async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_open(redis_url: str, serve: Serve) -> None:
+async def test_a_host_that_raises_at_startup_does_not_start_and_the_transport_is_closed(redis_url: str, serve: Serve) -> None:
     class Transport(ASGITransport):
         closed = False
 
@@ -408,7 +410,7 @@ async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_op
     assert transport.closed
 
 
-async def test_it_can_be_opened_again(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+async def test_the_middleware_can_be_restarted(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
     """A test suite of the host starts and stops the same application many times."""
     app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     for _ in range(2):
@@ -422,12 +424,12 @@ def test_the_standalone_application_needs_an_upstream() -> None:
         create_app(Settings())
 
 
-# -- what passes through ------------------------------------------------------------------------------------------------------
+# -- proxied requests ---------------------------------------------------------------------------------------------------------
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_chat_completions_pass_through(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_chat_completions_are_proxied(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     chat = await ours.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
     assert chat.choices[0].message.content == "Hello"
@@ -435,7 +437,7 @@ async def test_chat_completions_pass_through(ours: Ours, upstream: ScriptedUpstr
     assert upstream.requests[0].headers["authorization"] == "Bearer key"
 
 
-async def test_a_chat_stream_passes_through_as_it_comes(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_chat_stream_is_proxied_as_it_arrives(ours: Ours, upstream: ScriptedUpstream) -> None:
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"))
     raw = b""
@@ -446,7 +448,7 @@ async def test_a_chat_stream_passes_through_as_it_comes(ours: Ours, upstream: Sc
     assert raw == frame(text("Hel")) + frame(text("lo")) + b"data: [DONE]\n\n"
 
 
-async def test_a_chat_error_passes_through_untouched(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_chat_error_is_proxied_unchanged(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("no", 422), 422, headers={"x-mine": "1"})
     response = await ours.http.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json(), response.headers["x-mine"]) == (422, error("no", 422), "1")
@@ -456,7 +458,7 @@ async def test_models_are_listed_by_the_official_client(ours: Ours, upstream: Sc
     assert [model.id async for model in await ours.client.models.list()] == ["tiny"]
 
 
-async def test_responses_and_chat_go_on_beside_one_another(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_responses_and_chat_completions_run_concurrently(ours: Ours, upstream: ScriptedUpstream) -> None:
     more = Signal()
     waiting = upstream.stream(text("Hel"), more, text("lo"))
     chat = asyncio.create_task(ours.http.post("/v1/chat/completions", json={**CHAT, "stream": True}))

@@ -1,4 +1,4 @@
-"""What is measured although no request measures it."""
+"""Metrics that are measured in the background."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_the_health_of_the_upstream_is_measured() -> None:
         await until(lambda: value("responses_mw_upstream_up") == 0)
 
 
-async def test_a_held_up_event_loop_shows_in_its_lag() -> None:
+async def test_a_blocked_event_loop_is_measured_as_lag() -> None:
     def lag() -> float:
         return value("responses_mw_event_loop_lag_seconds_sum")
 
@@ -52,7 +52,7 @@ async def test_a_held_up_event_loop_shows_in_its_lag() -> None:
         await until(lambda: lag() - before >= 0.29)
 
 
-async def test_turns_and_websockets_in_progress_are_counted(start_at: Start, upstream: ScriptedUpstream) -> None:
+async def test_active_turns_and_open_websockets_are_counted(start_at: Start, upstream: ScriptedUpstream) -> None:
     turns, sockets = value("responses_mw_upstream_active_requests"), value("responses_mw_websockets_open")
     held, ours = Signal(), start_at("proxy", uvicorn=UVICORN)
     upstream.stream(text("a"), held, *HELLO)

@@ -1,4 +1,4 @@
-"""What the compliance suite of the Open Responses specification asks for, over HTTP and over WebSocket.
+"""The requirements of the Open Responses compliance suite, over HTTP and WebSocket.
 
 `scripts/e2e compliance` runs the suite itself.
 """
@@ -62,14 +62,14 @@ def conforms(value: Any, schema: str) -> Any:
 
 
 def events_conform(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each of a response's events; gives the document that the last one has."""
+    """Check each event of a response; return the document in the last one."""
     for event in events:
         conforms(event, spec.EVENTS[event["type"]])
     return dict(conforms(events[-1]["response"], "ResponseResource"))
 
 
 @pytest.mark.parametrize(("body", "chunks", "types"), REQUESTS.values(), ids=REQUESTS)
-async def test_a_response_conforms_streamed_whole_stored_and_on_a_websocket(
+async def test_streamed_json_stored_and_websocket_responses_conform(
     ours: Ours, upstream: ScriptedUpstream, body: dict[str, Any], chunks: tuple[Chunk, ...], types: list[str]
 ) -> None:
     for _ in range(3):
@@ -93,7 +93,7 @@ async def test_a_response_conforms_streamed_whole_stored_and_on_a_websocket(
     assert {document["status"] for document in documents} == {"incomplete" if "max_output_tokens" in body else "completed"}
 
 
-async def test_what_is_compacted_conforms_and_begins_a_new_chain_on_a_websocket(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_compaction_conforms_and_can_start_a_new_history_on_a_websocket(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "They launch on Tuesday."}, counts=usage()["usage"]))
     upstream.stream(*HELLO)
     body = {"model": "tiny", "input": TALK, "prompt_cache_key": "key"}

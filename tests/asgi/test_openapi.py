@@ -53,19 +53,19 @@ def test_every_operation_has_a_summary() -> None:
     assert not missing, "write the summary in responses_mw/asgi/openapi.json"
 
 
-async def test_a_root_path_does_not_hide_it(start_at: Start) -> None:
+async def test_the_document_is_served_with_a_root_path(start_at: Start) -> None:
     http = start_at("proxy", uvicorn={"root_path": "/api"}).http
     assert (await http.get("/openapi.json")).json() == describe()
 
 
-async def test_a_root_path_that_is_no_part_of_the_path_does_not_hide_it() -> None:
+async def test_the_document_is_served_if_the_path_lacks_the_root_path() -> None:
     document = DescriptionMiddleware(no_app, ServerSettings(), needs_key=False)
     transport = httpx.ASGITransport(document, root_path="/open")
     async with httpx.AsyncClient(transport=transport, base_url="http://ours") as http:
         assert (await http.get("/openapi.json")).json() == describe()
 
 
-async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upstream(
+async def test_the_standalone_server_serves_the_document_and_proxies_other_methods(
     start_at: Start, upstream: ScriptedUpstream
 ) -> None:
     http = start_at("proxy", server__base_path="/llm").http
@@ -77,24 +77,24 @@ async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upst
     assert [visit.path for visit in upstream.visits if visit.path != "/v1/models"] == ["/openapi.json", "/docs"]
 
 
-async def test_a_mounted_middleware_leaves_it_to_the_host(start_at: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_mounted_middleware_leaves_the_document_to_the_host(start_at: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/openapi.json"] = {"openapi": "the host's"}
     assert (await start_at("middleware").http.get("/openapi.json")).json() == {"openapi": "the host's"}
 
 
-async def test_it_needs_an_api_key_where_all_requests_do(start_at: Start) -> None:
+async def test_with_api_keys_the_document_needs_a_key(start_at: Start) -> None:
     http = start_at("proxy", auth__api_keys=["team:sha256:" + "0" * 64]).http
     assert (await http.get("/openapi.json")).status_code == 401
 
 
-async def test_each_path_has_the_methods_that_are_described(start_at: Start) -> None:
+async def test_each_path_allows_exactly_the_described_methods(start_at: Start) -> None:
     http = start_at("proxy").http
     for path, methods in ROUTES.items():
         refused = await http.put(concrete(path))
         assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, set(methods)), path
 
 
-async def test_parameters_of_queries_are_checked_as_described(start_at: Start) -> None:
+async def test_query_parameters_are_validated_as_described(start_at: Start) -> None:
     http = start_at("proxy").http
     for method, path, operation in OPERATIONS:
         for name, value in INVALID.items():
@@ -116,7 +116,7 @@ def check_error(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, schema in MEMBERS.items() if schema])
-async def test_members_of_a_create_are_checked_as_described(start_at: Start, name: str) -> None:
+async def test_members_of_a_create_are_validated_as_described(start_at: Start, name: str) -> None:
     http, schema = start_at("proxy").http, MEMBERS[name]
     others = [value for kind, value in OF_TYPES.items() if kind not in schema["type"]]
     wrong = [next(value for value in others if not (value == 7 and "number" in schema["type"]))]
@@ -129,7 +129,7 @@ async def test_members_of_a_create_are_checked_as_described(start_at: Start, nam
         assert not is_valid({**BODY, name: value})
 
 
-async def test_a_body_that_is_accepted_is_valid(start_at: Start, upstream: ScriptedUpstream) -> None:
+async def test_accepted_bodies_are_valid_under_the_schema(start_at: Start, upstream: ScriptedUpstream) -> None:
     http = start_at("proxy").http
     full = {
         "input": [{"role": "user", "content": "Hi"}],
@@ -156,7 +156,7 @@ def is_valid(body: dict[str, Any]) -> bool:
     return bool(jsonschema.Draft202012Validator(SCHEMAS["CreateResponse"]).is_valid(body))
 
 
-async def test_bodies_that_are_described_as_closed_refuse_other_members(start_at: Start) -> None:
+async def test_bodies_described_as_closed_refuse_unknown_members(start_at: Start) -> None:
     http = start_at("proxy").http
     bodies = [(path, body_schema(one)) for _, path, one in OPERATIONS if "requestBody" in one]
     closed = [(path, schema) for path, schema in bodies if "additionalProperties" in schema]

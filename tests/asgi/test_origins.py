@@ -1,4 +1,4 @@
-"""Pages of other origins change nothing here."""
+"""Pages of other origins cannot change anything."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def headers(told: list[tuple[str, str]], host: str | None = "here.example:8000")
 
 
 @pytest.mark.parametrize("told", WELCOME.values(), ids=WELCOME.keys())
-def test_who_may(told: list[tuple[str, str]]) -> None:
+def test_allowed_origins_pass(told: list[tuple[str, str]]) -> None:
     Origins([MINE]).check(headers(told))
 
 
 @pytest.mark.parametrize("host", ["here.example:8000", "", None])
 @pytest.mark.parametrize("told", REFUSED.values(), ids=REFUSED.keys())
-def test_who_may_not(told: list[tuple[str, str]], host: str | None) -> None:
+def test_other_origins_are_refused_unless_all_are_allowed(told: list[tuple[str, str]], host: str | None) -> None:
     with pytest.raises(Forbidden):
         Origins([MINE]).check(headers(told, host))
     Origins(["*"]).check(headers(told, host))
 
 
-def test_a_sandboxed_frame_may_be_listed() -> None:
+def test_the_origin_null_may_be_listed() -> None:
     Origins(["null"]).check(headers([("origin", "null")]))
 
 
@@ -80,7 +80,7 @@ CHANGES = [
 @pytest.mark.both_mounts
 async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__dialect="vllm")
-    simple = {"origin": OTHER, "content-type": "text/plain"}  # what a browser sends without asking first
+    simple = {"origin": OTHER, "content-type": "text/plain"}  # what a browser sends without a preflight
     for method, path in CHANGES:
         answer = await ours.http.request(method, path, content=b'{"model": "tiny", "input": "Hi"}', headers=simple)
         assert answer.status_code == 403, (method, path)
@@ -88,7 +88,7 @@ async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: 
     assert upstream.requests == upstream.visits == []
 
 
-async def test_a_page_that_is_listed_creates_responses(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_page_of_a_listed_origin_can_create_responses(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(server__cors_origins=[MINE])
     upstream.stream(*HELLO)
     body: dict[str, Any] = {"model": "tiny", "input": "Hi"}
@@ -97,6 +97,6 @@ async def test_a_page_that_is_listed_creates_responses(start: Start, upstream: S
     assert refused.status_code == 403
 
 
-async def test_what_is_read_is_read_by_any_page(ours: Ours) -> None:
-    """A browser does not give it the answer."""
+async def test_get_requests_are_accepted_from_any_origin(ours: Ours) -> None:
+    """The browser does not let the page read the answer."""
     assert (await ours.http.get("/v1/responses/resp_x", headers={"origin": OTHER})).status_code == 404

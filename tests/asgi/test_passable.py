@@ -1,4 +1,4 @@
-"""What passes through to the upstream, and what is refused for its path, its method or its framing."""
+"""Proxied requests, and requests refused for their path, method or framing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def transport(request: pytest.FixtureRequest) -> AsyncIterator[httpx.Async
 
 
 async def call(proxy: ReverseProxy, scope: Scope, *messages: Message) -> tuple[int, bytes]:
-    """Status and body of the answer to a request whose body comes as `messages`, and then stalls."""
+    """Send a request whose body is `messages`, and then stalls; return status and body of the answer."""
     inbox, sent = list(messages), []
 
     async def receive() -> Message:
@@ -70,17 +70,17 @@ LENGTH = (b"content-length", b"5")
 
 
 @pytest.mark.parametrize("pieces", [[b""], [b"hell"], [b"hello!"], [b"he", b"ll"], [b"hel", b"lo", b"!"], [b"hello", b"!"]])
-async def test_a_body_of_another_length_than_announced_never_makes_a_request(
+async def test_a_body_of_another_length_than_announced_is_a_400_and_corrupts_no_request(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, pieces: list[bytes]
 ) -> None:
-    """As servers give it that lose a body, or some of it."""
+    """Some servers lose a body, or a part of it."""
     proxy = ReverseProxy(transport, recording.url)
     status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces))
     assert (status, b"invalid_framing" in answer) == (400, True)
     status, _ = await call(proxy, {"path": "/v1/next"}, *body(b"next"))
     assert status == 200
     whole = [(request.target, request.body) for request in recording.requests if request.whole]
-    if b"".join(pieces).startswith(b"hello") and len(pieces) > 1:  # all that was announced had left before the rest came
+    if b"".join(pieces).startswith(b"hello") and len(pieces) > 1:  # the announced bytes were sent before the rest arrived
         assert whole.pop(0) == (b"/v1/x", b"hello")
     assert whole == [(b"/v1/next", b"next")]
     assert recording.faults == []
@@ -109,7 +109,7 @@ async def test_ambiguous_framing_is_refused(
     "odd", [(b"content_length", b"1"), (b"transfer_encoding", b"chunked"), (b"connection", b"content-length")]
 )
 @pytest.mark.parametrize("pieces", [[b"hello"], [b"hel", b"lo"]], ids=["whole", "streamed"])
-async def test_the_length_that_the_upstream_is_told_is_ours(
+async def test_the_content_length_sent_upstream_is_the_proxys_own(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, odd: tuple[bytes, bytes], pieces: list[bytes]
 ) -> None:
     status, _ = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "headers": [LENGTH, odd]}, *body(*pieces))
@@ -120,7 +120,7 @@ async def test_the_length_that_the_upstream_is_told_is_ours(
 
 
 @pytest.mark.parametrize("header", [(b"x y", b"1"), (b"x:", b"1"), (b"x", b"1\r\ny: 2")])
-async def test_a_header_that_cannot_be_sent_is_a_bad_request(
+async def test_a_header_that_cannot_be_sent_is_a_400(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, header: tuple[bytes, bytes]
 ) -> None:
     status, _ = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "headers": [header]}, *body(b"hello"))
@@ -128,11 +128,11 @@ async def test_a_header_that_cannot_be_sent_is_a_bad_request(
     assert recording.requests == []
 
 
-# -- uploads that stall --------------------------------------------------------------------------------------------------
+# -- stalled uploads -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pieces", [[], [b"he"]], ids=["before the first byte", "after some"])
-async def test_an_upload_that_stalls_is_cut_off(
+@pytest.mark.parametrize("pieces", [[], [b"he"]], ids=["before the first byte", "after some bytes"])
+async def test_a_stalled_upload_is_a_408(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.asgi.requests.BODY_TIMEOUT", 0.1)
@@ -145,13 +145,13 @@ async def test_an_upload_that_stalls_is_cut_off(
     assert not any(request.whole for request in recording.requests)
 
 
-async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_create_whose_body_stalls_is_a_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("responses_mw.asgi.requests.BODY_TIMEOUT", 0.1)
     ours = start()
     reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
     writer.write(b'POST /v1/responses HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"input": ')
     async with asyncio.timeout(60):
-        answer = await reader.read()  # the connection ends with it
+        answer = await reader.read()  # the server closes the connection after it
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"request_timeout"' in answer
     writer.close()
@@ -161,7 +161,7 @@ async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start, monkeypa
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
-async def test_trace_and_connect_never_pass(
+async def test_trace_and_connect_are_refused(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, method: str
 ) -> None:
     status, answer = await call(ReverseProxy(transport, recording.url), {"path": "/v1/x", "method": method}, *body(b""))
@@ -193,7 +193,7 @@ DOTTED = [
 
 
 @pytest.mark.parametrize("path", DOTTED)
-def test_a_path_that_may_lead_elsewhere_is_refused(path: str) -> None:
+def test_an_unsafe_path_is_refused(path: str) -> None:
     with pytest.raises(BadRequest):
         check_path(path.encode())
 
@@ -201,12 +201,12 @@ def test_a_path_that_may_lead_elsewhere_is_refused(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/v1/models/a%2Fb", "/v1/...", "/v1/a..b/x.", "/v1//x", "/v1/50%25", "/v1/%e2%82%ac", "/v1/.x"]
 )
-def test_other_paths_are_not(path: str) -> None:
+def test_other_paths_are_accepted(path: str) -> None:
     check_path(path.encode())
 
 
 @pytest.mark.parametrize("base", ["", "/base"])
-async def test_dot_segments_are_refused_where_the_upstream_has_a_base_path(
+async def test_dot_segments_are_refused_if_the_upstream_has_a_base_path(
     transport: httpx.AsyncBaseTransport, recording: RecordingUpstream, base: str
 ) -> None:
     scope = {"path": "/../x", "raw_path": b"/../x"}
@@ -238,7 +238,7 @@ async def test_dot_segments_are_refused_where_the_upstream_has_a_base_path(
         ("GET", "/v1/%2e%2e/metrics", 400),
     ],
 )
-async def test_behind_api_keys_only_what_is_listed_passes(
+async def test_with_api_keys_only_listed_paths_and_methods_are_proxied(
     start_at: Any, recording: RecordingUpstream, method: str, path: str, status: int
 ) -> None:
     ours = start_at("proxy", upstream=recording.url, upstream__dialect="openai", **KEYS)
@@ -256,20 +256,20 @@ async def test_behind_api_keys_only_what_is_listed_passes(
         assert method == "HEAD" or answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_who_has_no_key_does_not_learn_what_passes(start_at: Any, recording: RecordingUpstream) -> None:
+async def test_without_a_key_an_unlisted_path_is_a_401(start_at: Any, recording: RecordingUpstream) -> None:
     ours = start_at("proxy", upstream=recording.url, upstream__dialect="openai", **KEYS)
     assert (await ours.http.get("/metrics")).status_code == 401
 
 
-async def test_the_list_can_be_another(start_at: Any, upstream: ScriptedUpstream) -> None:
+async def test_the_list_of_proxied_paths_can_be_configured(start_at: Any, upstream: ScriptedUpstream) -> None:
     ours = start_at("proxy", auth__proxy_paths=["GET /v1/models", "DELETE /v1/files/"], **KEYS)
     assert (await ours.http.get("/v1/models", headers=BEARER)).status_code == 200
-    assert (await ours.http.delete("/v1/files/x", headers=BEARER)).status_code == 404  # the upstream's own
+    assert (await ours.http.delete("/v1/files/x", headers=BEARER)).status_code == 404  # from the upstream
     assert (await ours.http.post("/v1/chat/completions", headers=BEARER, json={})).status_code == 404
     assert upstream.requests == []
 
 
-def test_a_refusal_says_what_is_allowed() -> None:
+def test_a_refused_method_lists_the_allowed_methods() -> None:
     paths = PassablePaths(["GET /v1/files/", "DELETE /v1/files/", "/v1/x"])
     with pytest.raises(APIError) as refused:
         paths.check("POST", b"/v1/files/a")
@@ -277,6 +277,6 @@ def test_a_refusal_says_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("line", ["v1/", "GET", "get /v1/", "GET  /v1/", "/v 1/", ""])
-def test_a_line_that_is_no_path_is_refused_at_the_start(line: str) -> None:
+def test_an_invalid_line_of_proxy_paths_is_refused_at_startup(line: str) -> None:
     with pytest.raises(ValueError, match="proxy_paths"):
         make_settings(auth__proxy_paths=[line])

@@ -63,7 +63,7 @@ def listening(receive_buffer: int | None = None) -> socket.socket:
 
 @asynccontextmanager
 async def served(app: ASGIApp, http: Any = "auto", receive_buffer: int | None = None) -> AsyncIterator[str]:
-    """`app` behind uvicorn on a free port; its URL."""
+    """Serve `app` with uvicorn on a free port; yield its URL."""
     sock = listening(receive_buffer)
     config = uvicorn.Config(app, http=http, lifespan="on", log_config=None, timeout_graceful_shutdown=1)
     config.load()
@@ -95,7 +95,7 @@ class Bounded(httpx.AsyncBaseTransport):
 async def proxied(
     transport: httpx.AsyncBaseTransport, upstream: str, patience: float = 10, **server: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy before `upstream`; the proxy waits `patience` seconds for it."""
+    """A client of a proxy in front of `upstream`; the proxy waits `patience` seconds for the upstream."""
     async with (
         transport,
         served(ReverseProxy(Bounded(transport, patience), upstream), **server) as url,
@@ -106,7 +106,7 @@ async def proxied(
 
 @asynccontextmanager
 async def raw_upstream(connection: Connection, receive_buffer: int | None = None) -> AsyncIterator[str]:
-    """A server that speaks bytes; each connection is closed when `connection` returns."""
+    """A server of raw connections; each is closed when `connection` returns."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         try:
@@ -121,7 +121,7 @@ async def raw_upstream(connection: Connection, receive_buffer: int | None = None
 
 
 def answering(answer: bytes, heads: list[bytes] | None = None) -> Connection:
-    """A connection that keeps each request's head and gives one answer."""
+    """A connection that records the head of a request and sends one answer."""
 
     async def connection(reader: StreamReader, writer: StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -134,7 +134,7 @@ def answering(answer: bytes, heads: list[bytes] | None = None) -> Connection:
 
 
 async def raw_exchange(client: httpx.AsyncClient, request: bytes) -> bytes:
-    """Send bytes to the proxy, read until it closes."""
+    """Send bytes to the proxy and read until it closes the connection."""
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
     try:
         writer.write(request)
@@ -151,7 +151,7 @@ def header_lines(head: bytes) -> list[bytes]:
     return [name.lower() + b":" + value for name, _, value in (line.partition(b":") for line in lines)]
 
 
-async def test_each_event_passes_before_the_upstream_sends_the_next(transport: httpx.AsyncBaseTransport) -> None:
+async def test_each_event_is_proxied_before_the_upstream_sends_the_next(transport: httpx.AsyncBaseTransport) -> None:
     events = [b"data: one\n\n", b": ping\n\n", "data: zwölf\n\n".encode(), b"data: [DONE]\n\n"]
     arrived = asyncio.Event()
 
@@ -178,7 +178,7 @@ async def test_each_event_passes_before_the_upstream_sends_the_next(transport: h
 
 
 async def settled(read: Callable[[], int]) -> int:
-    """The value of a counter once it has begun and then stood still for 0.3 s."""
+    """Wait until a counter has started and then not changed for 0.3 s; return its value."""
     before = 0
     while not before or before != read():
         before = read()
@@ -187,7 +187,7 @@ async def settled(read: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
-async def test_an_upload_is_held_by_a_slow_upstream_and_arrives_whole(
+async def test_a_slow_upstream_pauses_an_upload_that_arrives_complete(
     transport: httpx.AsyncBaseTransport, declared: bool
 ) -> None:
     sent, go = 0, asyncio.Event()
@@ -244,7 +244,7 @@ def accepting_lifespan(app: ASGIApp) -> ASGIApp:
     return wrapped
 
 
-async def test_a_download_is_held_by_a_slow_client_and_arrives_whole(transport: httpx.AsyncBaseTransport) -> None:
+async def test_a_slow_client_pauses_a_download_that_arrives_complete(transport: httpx.AsyncBaseTransport) -> None:
     sent = 0
 
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
@@ -268,7 +268,7 @@ async def test_a_download_is_held_by_a_slow_client_and_arrives_whole(transport: 
     assert digest.digest() == hashlib.sha256(b"".join(bytes([number]) * MIB for number in range(64))).digest()
 
 
-async def test_a_compressed_body_is_not_touched(transport: httpx.AsyncBaseTransport) -> None:
+async def test_a_compressed_body_is_proxied_unchanged(transport: httpx.AsyncBaseTransport) -> None:
     body = gzip.compress(b"hello " * 100)
     answer = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     async with (
@@ -281,7 +281,7 @@ async def test_a_compressed_body_is_not_touched(transport: httpx.AsyncBaseTransp
     assert response.headers["content-length"] == str(len(body))
 
 
-async def test_the_upstream_gets_the_clients_headers_but_for_those_of_the_hop(
+async def test_the_upstream_gets_the_clients_headers_without_hop_by_hop_headers(
     transport: httpx.AsyncBaseTransport,
 ) -> None:
     heads: list[bytes] = []
@@ -311,7 +311,7 @@ async def test_the_upstream_gets_the_clients_headers_but_for_those_of_the_hop(
     ]
 
 
-async def test_the_client_gets_the_upstreams_headers_but_for_those_of_the_hop(
+async def test_the_client_gets_the_upstreams_headers_without_hop_by_hop_headers(
     transport: httpx.AsyncBaseTransport,
 ) -> None:
     answer = (
@@ -334,7 +334,7 @@ async def test_the_client_gets_the_upstreams_headers_but_for_those_of_the_hop(
     ]
 
 
-async def test_duplicate_request_headers_and_odd_bytes_are_kept(transport: httpx.AsyncBaseTransport) -> None:
+async def test_duplicate_request_headers_and_non_ascii_bytes_are_preserved(transport: httpx.AsyncBaseTransport) -> None:
     heads: list[bytes] = []
     async with (
         raw_upstream(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", heads)) as upstream,
@@ -344,7 +344,7 @@ async def test_duplicate_request_headers_and_odd_bytes_are_kept(transport: httpx
     assert header_lines(heads[0])[1:4] == [b"x-a: 1", b"x-b: \xe9", b"x-a: 2"]
 
 
-async def test_forwarded_headers_of_a_proxy_before_us_are_appended_to_or_kept(
+async def test_forwarded_headers_of_an_outer_proxy_are_extended_or_preserved(
     transport: httpx.AsyncBaseTransport,
 ) -> None:
     heads: list[bytes] = []
@@ -380,7 +380,7 @@ async def test_forwarded_headers_of_a_proxy_before_us_are_appended_to_or_kept(
         ("", "/", "/"),
     ],
 )
-async def test_path_and_query_are_joined_to_the_upstreams_base(
+async def test_path_and_query_are_appended_to_the_upstreams_base_url(
     transport: httpx.AsyncBaseTransport, base: str, target: str, expected: str
 ) -> None:
     assert await target_seen(transport, base, target) == expected
@@ -392,7 +392,7 @@ async def test_a_target_is_not_normalised(transport: httpx.AsyncBaseTransport, t
 
 
 async def target_seen(transport: httpx.AsyncBaseTransport, base: str, target: str) -> str:
-    """The target that the upstream gets for a request to `target`."""
+    """Return the target that the upstream gets for a request to `target`."""
     heads: list[bytes] = []
     async with (
         raw_upstream(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", heads)) as upstream,
@@ -403,7 +403,7 @@ async def target_seen(transport: httpx.AsyncBaseTransport, base: str, target: st
 
 
 async def call(app: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """What `app` sends when it is called with `scope` and receives `messages`, then nothing more."""
+    """Call `app` with `scope` and `messages`, and nothing after them; return the messages that it sends."""
     inbox, sent = list(messages), []
 
     async def receive() -> Any:
@@ -450,7 +450,7 @@ async def test_the_hosts_root_path_does_not_reach_the_upstream(scope: dict[str, 
 
 
 @pytest.mark.parametrize("before", [[], [{"type": "http.request", "body": b"x", "more_body": True}]])
-async def test_a_client_told_gone_only_once_ends_the_exchange(
+async def test_a_single_http_disconnect_message_ends_the_exchange(
     transport: httpx.AsyncBaseTransport, before: list[dict[str, Any]]
 ) -> None:
     async with raw_upstream(silent) as upstream, transport:
@@ -476,7 +476,7 @@ async def test_a_receive_that_fails_ends_the_exchange(transport: httpx.AsyncBase
         await ReverseProxy(transport, upstream)(HTTP_SCOPE, receive, send)
 
 
-async def test_a_target_that_is_no_path_is_a_bad_request() -> None:
+async def test_a_target_that_is_not_a_path_is_a_400() -> None:
     async with httpx_transport() as transport:
         proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, HTTP_SCOPE | {"raw_path": b"*"}, {"type": "http.request", "body": b""})
@@ -496,7 +496,7 @@ async def test_a_target_that_is_no_path_is_a_bad_request() -> None:
         ("PURGE", b"HTTP/1.1 302 Found\r\nlocation: /there\r\ncontent-length: 0\r\n\r\n", 302, "0"),
     ],
 )
-async def test_answers_without_a_body_pass(
+async def test_responses_without_a_body_are_proxied(
     transport: httpx.AsyncBaseTransport, http: str, method: str, answer: bytes, status: int, length: str | None
 ) -> None:
     async with raw_upstream(answering(answer)) as upstream, proxied(transport, upstream, http=http) as client:
@@ -506,13 +506,13 @@ async def test_answers_without_a_body_pass(
         assert (await client.request(method, "/")).status_code == status
 
 
-async def test_a_body_that_ends_with_the_connection_passes(transport: httpx.AsyncBaseTransport) -> None:
+async def test_a_body_delimited_by_the_end_of_the_connection_is_proxied(transport: httpx.AsyncBaseTransport) -> None:
     async with raw_upstream(answering(b"HTTP/1.0 200 OK\r\n\r\nhello")) as upstream, proxied(transport, upstream) as client:
         assert (await client.get("/")).text == "hello"
 
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-async def test_a_client_that_expects_100_continue_is_told_to_go_on(transport: httpx.AsyncBaseTransport, http: str) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(transport: httpx.AsyncBaseTransport, http: str) -> None:
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
         assert b"expect" not in (await reader.readuntil(b"\r\n\r\n")).lower()
         body = await reader.readexactly(5)
@@ -529,8 +529,8 @@ async def test_a_client_that_expects_100_continue_is_told_to_go_on(transport: ht
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize("answer", [CHUNKED + b"3\r\nabc\r\n", None], ids=["within the answer", "before the answer"])
-async def test_a_client_that_leaves_closes_the_upstreams_connection(
+@pytest.mark.parametrize("answer", [CHUNKED + b"3\r\nabc\r\n", None], ids=["during the response", "before the response"])
+async def test_a_client_that_disconnects_closes_the_upstream_connection(
     transport: httpx.AsyncBaseTransport, answer: bytes | None
 ) -> None:
     asked, closed = asyncio.Event(), asyncio.Event()
@@ -557,7 +557,7 @@ async def test_a_client_that_leaves_closes_the_upstreams_connection(
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"])
-async def test_a_client_that_leaves_within_its_upload_never_makes_a_whole_request(
+async def test_an_aborted_upload_never_arrives_as_a_complete_request(
     transport: httpx.AsyncBaseTransport, framing: bytes
 ) -> None:
     begun: asyncio.Event = asyncio.Event()
@@ -578,7 +578,7 @@ async def test_a_client_that_leaves_within_its_upload_never_makes_a_whole_reques
             assert await rest in {b"", b"\r\n"}
 
 
-async def test_an_answer_that_comes_before_the_upload_ends_passes() -> None:
+async def test_a_response_before_the_end_of_the_upload_is_proxied() -> None:
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\nconnection: close\r\n\r\nbig")
@@ -598,7 +598,7 @@ async def test_an_answer_that_comes_before_the_upload_ends_passes() -> None:
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 @pytest.mark.parametrize("reset", [False, True], ids=["end of file", "reset"])
 @pytest.mark.parametrize("answer", [CHUNKED + b"3\r\nabc\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"])
-async def test_an_upstream_that_breaks_off_is_no_clean_end_for_the_client(
+async def test_an_upstream_that_breaks_off_is_an_error_for_the_client(
     transport: httpx.AsyncBaseTransport, http: str, reset: bool, answer: bytes
 ) -> None:
     read = asyncio.Event()
@@ -622,8 +622,8 @@ async def test_an_upstream_that_breaks_off_is_no_clean_end_for_the_client(
             await anext(chunks)
 
 
-async def test_an_upstream_that_falls_silent_within_its_answer_is_broken_off() -> None:
-    """Where the client's transport bounds the time between two reads, as httpx's own does."""
+async def test_a_stalled_response_is_aborted_if_the_transport_has_a_read_timeout() -> None:
+    """httpx's own transport limits the time between two reads."""
 
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
         await answering(CHUNKED + b"3\r\nabc\r\n")(reader, writer)
@@ -647,10 +647,10 @@ async def silent(reader: StreamReader, writer: StreamWriter) -> None:
     [
         (httpx_transport, dropping, 502, "upstream_unreachable"),
         (network_transport, dropping, 502, "upstream_unreachable"),
-        (httpx_transport, silent, 504, "upstream_timeout"),  # ours leaves silences to its callers
+        (httpx_transport, silent, 504, "upstream_timeout"),  # NetworkTransport leaves read timeouts to its callers
     ],
 )
-async def test_an_upstream_that_does_not_answer_is_told_in_openais_error_body(
+async def test_an_upstream_that_does_not_answer_is_a_502_or_504_with_an_openai_error(
     made: Callable[[], httpx.AsyncBaseTransport], connection: Connection, status: int, code: str
 ) -> None:
     async with raw_upstream(connection) as upstream, proxied(made(), upstream, patience=0.2) as client:
@@ -661,7 +661,7 @@ async def test_an_upstream_that_does_not_answer_is_told_in_openais_error_body(
     assert (error["type"], error["param"], error["code"]) == ("server_error", None, code)
 
 
-async def test_an_upstream_that_is_away_is_a_502(transport: httpx.AsyncBaseTransport) -> None:
+async def test_an_unreachable_upstream_is_a_502(transport: httpx.AsyncBaseTransport) -> None:
     with listening() as sock:
         away = f"http://127.0.0.1:{sock.getsockname()[1]}"
     async with proxied(transport, away) as client:
@@ -671,7 +671,7 @@ async def test_an_upstream_that_is_away_is_a_502(transport: httpx.AsyncBaseTrans
     assert away.removeprefix("http://") not in response.text
 
 
-async def test_no_callers_cookie_reaches_another(transport: httpx.AsyncBaseTransport) -> None:
+async def test_a_cookie_set_by_the_upstream_is_not_sent_with_the_next_request(transport: httpx.AsyncBaseTransport) -> None:
     heads: list[bytes] = []
     answer = b"HTTP/1.1 200 OK\r\nset-cookie: sid=secret\r\ncontent-length: 0\r\n\r\n"
     async with (
@@ -684,7 +684,7 @@ async def test_no_callers_cookie_reaches_another(transport: httpx.AsyncBaseTrans
     assert b"secret" not in heads[1]
 
 
-async def test_many_requests_share_a_connection(transport: httpx.AsyncBaseTransport) -> None:
+async def test_requests_reuse_a_connection(transport: httpx.AsyncBaseTransport) -> None:
     connections = 0
 
     async def app(reader: StreamReader, writer: StreamWriter) -> None:
@@ -701,7 +701,7 @@ async def test_many_requests_share_a_connection(transport: httpx.AsyncBaseTransp
 
 
 @pytest.mark.parametrize("body", [b"", b"hello"], ids=["no body", "a body"])
-async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_answer(
+async def test_a_request_on_a_connection_closed_by_the_upstream_is_retried(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
@@ -714,7 +714,7 @@ async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_an
         await reader.readexactly(len(body))
         writer.write(CHUNKED + b"2\r\nok\r\n0\r\n\r\n")
         with suppress(asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")  # the next request finds it closing
+            await reader.readuntil(b"\r\n\r\n")  # the connection closes when the next request arrives
 
     async with raw_upstream(app) as upstream, proxied(NetworkTransport(), upstream) as client:
         for _ in range(3):
@@ -725,7 +725,7 @@ async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_an
 WEBSOCKET_SCOPE: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}
 
 
-async def test_a_websocket_is_refused_with_426_where_the_server_can_say_so() -> None:
+async def test_a_websocket_is_refused_with_a_426_if_the_server_can_send_it() -> None:
     async with httpx_transport() as transport:
         scope = WEBSOCKET_SCOPE | {"extensions": {"websocket.http.response": {}}}
         proxy = ReverseProxy(transport, "http://127.0.0.1:9")
@@ -736,21 +736,21 @@ async def test_a_websocket_is_refused_with_426_where_the_server_can_say_so() -> 
     assert b"websocket_not_supported" in body["body"]
 
 
-async def test_a_websocket_is_closed_where_the_server_cannot() -> None:
+async def test_a_websocket_is_closed_if_the_server_cannot_send_a_status() -> None:
     async with httpx_transport() as transport:
         proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         sent = await call(proxy, WEBSOCKET_SCOPE, {"type": "websocket.connect"})
     assert sent == [{"type": "websocket.close", "code": 1013}]
 
 
-async def test_the_lifespan_starts_and_ends() -> None:
+async def test_the_proxy_completes_the_lifespan() -> None:
     async with httpx_transport() as transport:
         proxy = ReverseProxy(transport, "http://127.0.0.1:9")
         sent = await call(proxy, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
 
 
-async def test_the_upstream_may_be_below_a_path(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_the_upstream_url_may_have_a_path(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
     below = serve(Starlette(routes=[Mount("/llm/openai", upstream)]))
     upstream.stream(*HELLO)
     app = create_app(make_settings(upstream__url=f"{below}/llm/openai/v1", redis__url=redis_url))

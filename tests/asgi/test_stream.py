@@ -1,4 +1,4 @@
-"""The stream as it travels: when it begins, what it is made of, and how it ends when the upstream does not end well."""
+"""The event stream: when it begins, what it contains, and how it ends."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ BODY = {"input": "Hi", "model": "tiny", "stream": True}
 
 
 def _ascii_frame(chunk: dict[str, Any]) -> bytes:
-    """A frame as a server writes it that escapes everything beyond ASCII, also one half of a character."""
+    """A frame of a server that escapes all non-ASCII characters, also half of a surrogate pair."""
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 HALVES = ("Hi ", "\ud83d", "\ude00 and \ud83d", "\ude01", "!")
 
 
-# -- how it begins -------------------------------------------------------------------------------------------------------
+# -- start and content ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.both_mounts
-async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_text_is_streamed_as_it_arrives(ours: Ours, upstream: ScriptedUpstream) -> None:
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
@@ -53,9 +53,9 @@ async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstre
     assert check(raw).deltas == ["Hel", "lo"]
 
 
-@pytest.mark.parametrize("http", [HTTPProtocol, "h11"], ids=["ours", "h11"])
+@pytest.mark.parametrize("http", [HTTPProtocol, "h11"], ids=["HTTPProtocol", "h11"])
 @pytest.mark.parametrize("kind", [text, reasoning])
-async def test_each_token_arrives_before_the_next_whichever_server_carries_the_stream(
+async def test_each_token_arrives_before_the_next_with_either_http_server(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream, http: Any, kind: Callable[[str], dict[str, Any]]
 ) -> None:
     ours = start_at("proxy", uvicorn={"http": http})
@@ -73,12 +73,12 @@ async def test_each_token_arrives_before_the_next_whichever_server_carries_the_s
     assert streamed.response["status"] == "completed"
 
 
-async def test_white_space_that_is_held_back_leaves_no_trace_in_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_held_back_white_space_is_emitted_as_separate_deltas(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*[text(" ")] * 5, text("Hello"), text("!"), finish())
     assert (await stream(ours)).deltas == [" "] * 5 + ["Hello", "!"]
 
 
-async def test_a_client_that_does_not_read_holds_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_does_not_read_pauses_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
     tokens = 4_000
     answer = upstream.stream(*[text("x" * 8_000) for _ in range(tokens)], finish())
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
@@ -94,22 +94,20 @@ async def test_a_client_that_does_not_read_holds_the_upstream(ours: Ours, upstre
 
 
 @pytest.mark.parametrize("member", ["content", "reasoning"])
-async def test_a_character_in_two_halves_is_joined(ours: Ours, upstream: ScriptedUpstream, member: str) -> None:
+async def test_a_surrogate_pair_split_across_chunks_is_joined(ours: Ours, upstream: ScriptedUpstream, member: str) -> None:
     upstream.stream(*(_ascii_frame(delta(**{member: piece})) for piece in HALVES), text("end"), finish())
     streamed = await stream(ours)
     assert streamed.response["output"][0]["content"][0]["text"].removesuffix("end") == "Hi \U0001f600 and \U0001f601!"
 
 
-async def test_a_character_in_two_halves_is_joined_within_the_arguments_of_a_call(
-    ours: Ours, upstream: ScriptedUpstream
-) -> None:
+async def test_a_surrogate_pair_split_within_the_arguments_of_a_call_is_joined(ours: Ours, upstream: ScriptedUpstream) -> None:
     pieces = ['{"q": "', *HALVES, '"}']
     upstream.stream(*(_ascii_frame(call(piece, name="f", call_id="c")) for piece in pieces), finish("tool_calls"))
     streamed = await stream(ours, tools=[{"type": "function", "name": "f"}])
     assert json.loads(streamed.response["output"][0]["arguments"]) == {"q": "Hi \U0001f600 and \U0001f601!"}
 
 
-async def test_half_a_character_that_stays_alone_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_lone_surrogate_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*map(_ascii_frame, [delta(content="a\ud83d"), delta(content="b"), delta(content="\ude00c")]), finish())
     assert (await stream(ours)).response["output_text"] == "a\ufffdb\ufffdc"
 
@@ -117,32 +115,34 @@ async def test_half_a_character_that_stays_alone_is_replaced(ours: Ours, upstrea
 @pytest.mark.parametrize(
     "ending", [[finish()], [finish(), {"choices": [], "usage": None}], []], ids=["finish", "usage", "none"]
 )
-async def test_half_a_character_at_the_end_is_replaced(ours: Ours, upstream: ScriptedUpstream, ending: list[Any]) -> None:
+async def test_a_lone_surrogate_at_the_end_is_replaced(ours: Ours, upstream: ScriptedUpstream, ending: list[Any]) -> None:
     upstream.stream(_ascii_frame(delta(content="a\ud83d")), *ending, done=bool(ending))
     assert (await stream(ours)).response["output_text"] == "a\ufffd"
 
 
-async def test_half_a_character_at_the_end_of_the_arguments_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_lone_surrogate_at_the_end_of_the_arguments_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
     half = _ascii_frame(call('{"q": "\ud83d', name="f", call_id="c", index=0))
     upstream.stream(half, call('"}'), call("{}", name="f", call_id="d", index=1), finish("tool_calls"))
     output = (await stream(ours, tools=[{"type": "function", "name": "f"}])).response["output"]
     assert [item["arguments"] for item in output] == ['{"q": "\ufffd"}', "{}"]
 
 
-async def test_half_a_character_at_the_end_of_the_reasoning_stays_there(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_lone_surrogate_at_the_end_of_the_reasoning_is_replaced_there(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(_ascii_frame(delta(reasoning="a\ud83d")), delta(reasoning="", content="b"), text("c"), finish())
     streamed = await stream(ours)
     assert streamed.response["output"][0]["content"][0]["text"] == "a\ufffd"
     assert streamed.deltas[-2:] == ["b", "c"]
 
 
-async def test_a_character_is_joined_across_chunks_without_text(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_surrogate_pair_is_joined_across_chunks_without_text(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*map(_ascii_frame, [delta(content="\ud83d"), delta(content=""), delta(content="\ude00")]), finish())
     assert (await stream(ours)).response["output_text"] == "\U0001f600"
 
 
 @pytest.mark.both_mounts
-async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_stream_is_not_compressed_and_its_headers_forbid_caching_and_buffering(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
     upstream.stream(*HELLO)
     response = await ours.http.post("/v1/responses", json=BODY, headers={"accept-encoding": "gzip"})
     assert response.headers["cache-control"] == "no-cache"
@@ -151,9 +151,9 @@ async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upst
 
 
 @pytest.mark.both_mounts
-async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_response_created_is_sent_before_the_upstream_answers(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
-    await stream(ours)  # the upstream is known from now on
+    await stream(ours)  # the dialect of the upstream is known from now on
     begin = Signal()
     upstream.stream(*HELLO, before=begin)
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
@@ -166,7 +166,9 @@ async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstrea
 
 
 @pytest.mark.both_mounts
-async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_response_created_waits_for_the_upstreams_status_within_the_grace(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     ours = start(upstream__status_grace=5)
     begin = Signal()
     upstream.whole(error("too late?", 400), 400, before=begin)
@@ -176,13 +178,13 @@ async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, 
     assert (await request).status_code == 400
 
 
-async def test_the_reading_of_comments_does_not_begin_the_answer(patient: Ours, upstream: ScriptedUpstream) -> None:
+async def test_comments_of_the_upstream_do_not_start_the_response(patient: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(b": ping\n\n", b": ping\n\n", frame(error("no", 429)))
     response = await patient.http.post("/v1/responses", json=BODY)
     assert response.status_code == 429
 
 
-# -- keep-alive and end --------------------------------------------------------------------------------------------------
+# -- keep-alive and names of events --------------------------------------------------------------------------------------
 
 
 @pytest.mark.both_mounts
@@ -196,7 +198,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_keepalive_event_repeats_the_last_sequence_number(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(server__keep_alive="event")
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
@@ -207,8 +209,8 @@ async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstrea
     assert json.loads(after.split("\n")[0]) == {"type": "keepalive", "sequence_number": last["sequence_number"]}
 
 
-def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
-    """Where pytest runs the event loop, anyio knows more of it than it does in a server."""
+def test_a_server_process_keeps_a_silent_stream_alive() -> None:
+    """anyio can detect more about an event loop run by pytest than about that of a server."""
     body = {**BODY, "model": MODEL, "max_output_tokens": 2}
     with (
         running("benchmarks.upstream", "--tokens-per-second=1") as upstream,
@@ -220,7 +222,7 @@ def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
 
 
 async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
-    """The whole stream, of which the upstream gives the second part when `awaited` has come."""
+    """Read a stream whose second part the upstream sends once `awaited` has been received."""
     raw = b""
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
         async for data in response.aiter_raw():
@@ -230,9 +232,7 @@ async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
     return raw
 
 
-async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them(
-    start: Start, upstream: ScriptedUpstream
-) -> None:
+async def test_reasoning_events_can_have_their_open_responses_names(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(server__reasoning_events="open_responses")
     upstream.stream(reasoning("Hm."), *HELLO)
     response = await ours.http.post("/v1/responses", json=BODY)
@@ -240,7 +240,7 @@ async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them
     assert thoughts == ["event: response.reasoning.delta", "event: response.reasoning.done"]
 
 
-# -- ends that are clean -------------------------------------------------------------------------------------------------
+# -- clean ends ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,9 @@ async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them
     ],
 )
 @pytest.mark.both_mounts
-async def test_an_end_is_clean(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
+async def test_a_clean_end_completes_the_response(
+    ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool
+) -> None:
     upstream.stream(*pieces, done=done)
     streamed = await stream(ours)
     assert streamed.terminal == "response.completed"
@@ -263,8 +265,8 @@ async def test_an_end_is_clean(ours: Ours, upstream: ScriptedUpstream, pieces: l
 
 
 @pytest.mark.both_mounts
-async def test_the_upstream_is_read_to_its_end(ours: Ours, upstream: ScriptedUpstream) -> None:
-    """Else it would take us for a client that left, and its connection could not be used again."""
+async def test_the_upstream_stream_is_read_to_its_end(ours: Ours, upstream: ScriptedUpstream) -> None:
+    """Otherwise it would see a disconnected client, and its connection could not be reused."""
     answer = upstream.stream(*HELLO)
     await stream(ours)
     await answer.played.wait()
@@ -272,7 +274,7 @@ async def test_the_upstream_is_read_to_its_end(ours: Ours, upstream: ScriptedUps
     assert not answer.left.is_set()
 
 
-# -- ends that are not ---------------------------------------------------------------------------------------------------
+# -- broken ends ---------------------------------------------------------------------------------------------------------
 
 CUT = [
     pytest.param([text("Hel")], False, id="end of the connection"),
@@ -283,26 +285,28 @@ CUT = [
     pytest.param([text("Hel"), {"error": "overloaded", "error_type": "overloaded"}], True, id="error frame of old TGI"),
     pytest.param([text("Hel"), {"error": {"message": "no", "http_status_code": 424}}], True, id="error frame of TGI"),
     pytest.param([text("Hel"), b'error: {"code": 500, "message": "no"}\n\n'], True, id="error field of llama.cpp"),
-    pytest.param([text("Hel"), b"data: {not json\n\n"], True, id="no JSON"),
-    pytest.param([text("Hel"), b"data: [1, 2]\n\n"], True, id="JSON that is no object"),
-    pytest.param([text("Hel"), b'data: {"choices": ["x"]}\n\n'], True, id="a chunk that is none"),
+    pytest.param([text("Hel"), b"data: {not json\n\n"], True, id="invalid JSON"),
+    pytest.param([text("Hel"), b"data: [1, 2]\n\n"], True, id="JSON that is not an object"),
+    pytest.param([text("Hel"), b'data: {"choices": ["x"]}\n\n'], True, id="an invalid chunk"),
     pytest.param([text("Hel"), finish("abort")], True, id="aborted"),
-    pytest.param([{**text("Hel"), "usage": usage()["usage"]}], False, id="usage on every chunk is no end"),
+    pytest.param([{**text("Hel"), "usage": usage()["usage"]}], False, id="usage on every chunk, without an end"),
 ]
 
 
 @pytest.mark.parametrize(("pieces", "done"), CUT)
 @pytest.mark.both_mounts
-async def test_what_is_broken_off_fails(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
+async def test_a_broken_stream_is_a_failed_response(
+    ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool
+) -> None:
     upstream.stream(*pieces, done=done)
     _assert_cut(await stream(ours))
 
 
 @pytest.mark.parametrize(("pieces", "done"), CUT)
-async def test_what_is_broken_off_fails_alike_when_it_comes_at_once(
+async def test_a_broken_stream_that_arrives_in_one_read_fails_the_same_way(
     ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool
 ) -> None:
-    """What came before the fault is given, also when one read held both."""
+    """The content before the fault is emitted even if one read contained both."""
     framed = [frame(piece) if isinstance(piece, dict) else piece for piece in pieces]
     at_once = b"".join(piece for piece in framed if isinstance(piece, bytes))
     upstream.stream(b": ping\n\n", at_once, *[p for p in framed if not isinstance(p, bytes)], done=done)
@@ -317,14 +321,14 @@ def _assert_cut(streamed: Streamed) -> None:
     assert (item["status"], item["content"][0]["text"]) == ("incomplete", "Hel")
 
 
-async def test_a_call_that_was_cut_is_never_done(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_truncated_call_has_no_done_event(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(call('{"ci', name="get_weather", call_id="call_1"), done=False)
     streamed = await stream(ours)
     assert "response.function_call_arguments.done" not in streamed.types
     assert streamed.response["output"][0]["status"] == "incomplete"
 
 
-async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_items_before_the_truncated_one_stay_completed(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(delta(reasoning="Hm."), text("Hel"), BrokenOff())
     streamed = await stream(ours)
     assert [item["status"] for item in streamed.response["output"]] == ["completed", "incomplete"]
@@ -332,7 +336,7 @@ async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: Scripted
 
 
 @pytest.mark.both_mounts
-async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_stalled_upstream_is_a_failed_response(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__timeout=0.5)
     answer = upstream.stream(text("Hel"), Signal())
     streamed = await stream(ours)
@@ -342,7 +346,7 @@ async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: Scrip
 
 
 @pytest.mark.both_mounts
-async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_an_upstream_that_never_starts_is_a_failed_response(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__timeout=1)
     answer = upstream.stream(*HELLO, before=Signal())
     streamed = await stream(ours)
@@ -352,8 +356,8 @@ async def test_an_upstream_that_never_begins_fails(start: Start, upstream: Scrip
 
 
 @pytest.mark.both_mounts
-async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
-    """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
+async def test_the_first_chunk_may_take_longer_than_the_idle_timeout(start: Start, upstream: ScriptedUpstream) -> None:
+    """vLLM sends its status immediately, and its first chunk after queueing and prefill."""
     ours = start(upstream__timeout=5)
     begin = Signal()
     upstream.stream(begin, *HELLO)
@@ -364,7 +368,7 @@ async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: St
 
 
 @pytest.mark.both_mounts
-async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_pauses_shorter_than_the_idle_timeout_are_accepted(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__timeout=7.5)
     pauses = [Signal() for _ in range(4)]
     upstream.stream(*[piece for pause in pauses for piece in (text("x"), pause)], finish())
@@ -377,14 +381,14 @@ async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream:
 
 @pytest.mark.parametrize("field", ["a", "b" * 300_000])
 @pytest.mark.both_mounts
-async def test_long_and_short_texts_travel_whole(ours: Ours, upstream: ScriptedUpstream, field: str) -> None:
+async def test_long_and_short_texts_are_streamed_unchanged(ours: Ours, upstream: ScriptedUpstream, field: str) -> None:
     upstream.stream(text(field), finish())
     assert (await stream(ours)).deltas == [field]
 
 
 @pytest.mark.parametrize("kind", [EventStreamResponse, RunJSONResponse])
 async def test_a_receive_that_fails_ends_the_run(kind: type[EventResponse], caplog: pytest.LogCaptureFixture) -> None:
-    """Without a watcher of the connection, the run would go on for a client that has left."""
+    """Otherwise the run would continue for a client that has disconnected."""
     has_ended = False
 
     async def batches() -> AsyncGenerator[list[Event], None]:

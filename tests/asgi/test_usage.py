@@ -1,4 +1,4 @@
-"""What each owner has used, by day, on the admin port."""
+"""Usage per owner and day, on the admin port."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def owner_of(key: str) -> str:
 
 
 async def used(settings: dict[str, Any], query: str = "") -> httpx.Response:
-    """Ask another replica."""
+    """Get the usage from another replica."""
     port = free_port()
     async with (
         lifespan(create_app(make_settings(**settings, server__admin_port=port))),
@@ -48,7 +48,7 @@ async def used(settings: dict[str, Any], query: str = "") -> httpx.Response:
         return await http.get(f"http://127.0.0.1:{port}/usage{query}")
 
 
-async def test_usage_is_added_up_by_owner_and_day(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_usage_is_summed_by_owner_and_day(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
     alice, bob, failing = (random_part() for _ in range(3))
     settings: dict[str, Any] = {"upstream__url": serve(upstream), "redis__url": redis_url, "cache__mode": "exact"}
     for _ in range(2):  # replicas, one after the other
@@ -74,7 +74,7 @@ async def test_usage_is_added_up_by_owner_and_day(serve: Serve, upstream: Script
         assert (await used(settings, query)).status_code == 400
 
 
-async def test_a_member_cache_in_an_upstreams_usage_does_not_hide_the_tokens(serve: Serve) -> None:
+async def test_tokens_are_counted_if_the_upstreams_usage_has_a_member_cache(serve: Serve) -> None:
     upstream, key = ScriptedResponses(), random_part()
     upstream.whole(response(item(), usage={"input_tokens": 3, "output_tokens": 2, "cache": {"hits": 0}}))
     app = create_app(make_settings(upstream__url=serve(upstream), upstream__api="responses"))
@@ -94,7 +94,7 @@ def counted() -> float:
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["json", "stream"])
-async def test_the_tokens_of_a_failed_turn_are_used(serve: Serve, upstream: ScriptedUpstream, streams: bool) -> None:
+async def test_the_tokens_of_a_failed_turn_are_counted(serve: Serve, upstream: ScriptedUpstream, streams: bool) -> None:
     key, before = random_part(), counted()
     upstream.stream(call("{}"), finish("tool_calls"), usage(prompt=3, completion=2))  # the call has no name
     app = create_app(make_settings(upstream__url=serve(upstream)))
@@ -106,7 +106,7 @@ async def test_the_tokens_of_a_failed_turn_are_used(serve: Serve, upstream: Scri
         assert counted() - before == 2
 
 
-async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path) -> None:
+async def test_a_retried_batch_is_added_once(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     state, owner = State(connect(server.url)), random_part()
@@ -122,7 +122,7 @@ async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path
             await state.ledger.flush()
         today = datetime.now(UTC).date()
         assert astuple((await state.ledger.read(today))[owner]) == (2, 13, 0, 5)
-        with server.client() as client:  # the answer to a batch was lost
+        with server.client() as client:  # the markers of applied batches expire
             for key in client.scan_iter("rmw:{usage}:batch:*"):
                 assert client.ttl(key) > 0
             assert client.ttl(f"rmw:{{usage}}:{today}") > 30 * 24 * 3600
@@ -131,7 +131,7 @@ async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path
         server.kill()
 
 
-async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
+async def test_a_damaged_key_is_logged_and_recording_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("responses_mw.state.usage.INTERVAL", 0.01)
@@ -157,7 +157,7 @@ async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
         server.kill()
 
 
-async def test_the_number_of_owners_is_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_owners_is_limited(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     state = State(connect(server.url))
