@@ -326,6 +326,22 @@ time.sleep(100)
     assert (await sandbox.run(code))["ended"] == f"it used more than {256 << 20} bytes of memory"
 
 
+async def test_memory_of_processes_whose_main_thread_has_ended_counts(launch: Launch) -> None:
+    sandbox = launch(BEST, call_timeout=50)
+    code = """
+import ctypes, os, threading, time
+def hold():
+    kept = bytearray(os.urandom(2 ** 20) * 60)
+    time.sleep(100)
+for _ in range(8):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).pthread_exit(None)
+time.sleep(100)
+"""
+    assert (await sandbox.run(code))["ended"] == f"it used more than {256 << 20} bytes of memory"
+
+
 async def test_processes_started_between_calls_are_killed(launch: Launch) -> None:
     sandbox = launch(BEST, call_timeout=50)
     code = """

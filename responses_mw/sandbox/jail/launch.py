@@ -178,12 +178,22 @@ def _processes(code: int, *, namespaces: bool) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    """Return the resident memory of a process in bytes, including shared pages, or 0 if the process has ended."""
+    """Return the resident memory of a process in bytes, including shared pages, or 0 if the process has ended.
+
+    All threads of a process have the same memory, but a thread that has ended reports 0, even if it is the main thread.
+    """
     try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 (ten times a second)
-            return int(statm.read().split()[1]) * _PAGE
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (ten times a second)
     except (FileNotFoundError, ProcessLookupError):
         return 0
+    for thread in threads:
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{pid}/task/{thread}/statm", encoding="ascii") as statm,  # noqa: PTH123
+        ):
+            if pages := int(statm.read().split()[1]):
+                return pages * _PAGE
+    return 0
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
