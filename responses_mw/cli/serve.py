@@ -387,3 +387,8 @@ def _run_child(settings: ServeSettings, started: Connection) -> None:
         started.close()
 
     _run_server(settings, report, _socket(settings.host, settings.port))
+
+
+async def no_app(*_: object) -> None:
+    """ASGI application for commands that wrap no application. Always raises `NotImplementedError`."""
+    raise NotImplementedError("this command calls no application")

@@ -10,7 +10,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 
 from responses_mw.asgi.routes import ROUTES, DescriptionMiddleware, describe
-from responses_mw.cli.commands import no_app
+from responses_mw.cli.serve import no_app
 from responses_mw.settings.groups import ServerSettings
 from tests.support.scripted import completion
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw import create_app
-from responses_mw.cli.commands import check
+from responses_mw.cli.check import check
 from responses_mw.cli.serve import ServeSettings
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.metrics import UPSTREAM_UP
