@@ -27,7 +27,7 @@ MAX_TEXT_LENGTH = 1000
 Post: TypeAlias = Callable[[dict[str, Any], Any], Awaitable[Any]]
 """Posts a body to the endpoint for a caller, and returns the decoded response. The caller is None on the command line.
 
-Raises `UpstreamError` if the request fails.
+The function decides whether the caller's credential is sent. Raises `UpstreamError` if the request fails.
 """
 
 
@@ -53,10 +53,7 @@ class Embeddings:
         self._warnings = WarningLimit()
 
     async def embed(self, text: str, caller: Any = None) -> Vector:
-        """Request the vector of `text`, and scale it to length 1. `post` decides whether the credential of `caller` is sent.
-
-        Raises `NoEmbedding` on every failure.
-        """
+        """Request the vector of `text`, and scale it to length 1. Raises `NoEmbedding` on every failure."""
         with measured_embedding(self._model):
             try:
                 async with asyncio.timeout(self._timeout):

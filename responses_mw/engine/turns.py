@@ -372,9 +372,8 @@ class Compaction:
         Raises `BadRequest` if there is nothing to summarize.
         """
         matter, waiting = compaction.split_history(items)
-        asked = [*matter, user_message(self._settings.prompt or PROMPT)]
+        asked, ids, owner = [*matter, user_message(self._settings.prompt or PROMPT)], RunIds(), run.context.owner
         request = compaction.summary_request(run.request)
-        ids, owner = RunIds(), run.context.owner
         context = RunContext(Chain.new(), ids, asked, owner, run.context.token, run.context.size)
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]

@@ -156,12 +156,11 @@ def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _attributes(chat: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a request and its response for the span of a turn."""
-    stop = chat.get("stop") or None
     form = chat.get("response_format") or (chat.get("text") or {}).get("format")
     attributes = {
         GenAI.MODEL: str(chat.get("model", "")),
         GenAI.STREAM: chat.get("stream") or None,
-        GenAI.STOP_SEQUENCES: [stop] if isinstance(stop, str) else stop,
+        GenAI.STOP_SEQUENCES: [stop] if isinstance(stop := chat.get("stop") or None, str) else stop,
         GenAI.REASONING_LEVEL: (chat.get("reasoning") or {}).get("effort"),
         GenAI.OUTPUT_TYPE: ("text" if form.get("type") == "text" else "json") if form else None,
         Own.RESPONSE_ID: document["id"],

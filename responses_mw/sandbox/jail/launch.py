@@ -186,14 +186,15 @@ def _resident(pid: int) -> int:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (ten times a second)
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    for thread in threads:
-        with (
-            contextlib.suppress(FileNotFoundError, ProcessLookupError),
-            open(f"/proc/{pid}/task/{thread}/statm", encoding="ascii") as statm,  # noqa: PTH123
-        ):
-            if pages := int(statm.read().split()[1]):
-                return pages * _PAGE
-    return 0
+    return next(filter(None, (_pages(f"/proc/{pid}/task/{thread}/statm") for thread in threads)), 0) * _PAGE
+
+
+def _pages(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as statm:  # noqa: PTH123
+            return int(statm.read().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
