@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from traceback import format_tb
@@ -97,22 +98,25 @@ def _export(exporters: Mapping[str, str]) -> None:
 
 
 def _call_at_exit(shut_down: Iterable[Callable[[], None]]) -> None:
-    """When the process exits, call each function of `shut_down`, for at most `_EXIT_TIMEOUT` seconds in total."""
+    """When the process exits, call the functions of `shut_down` at the same time, for at most `_EXIT_TIMEOUT` seconds."""
     is_exiting = threading.Event()
 
-    def run() -> None:
+    def run(function: Callable[[], None]) -> None:
         is_exiting.wait()
-        for function in shut_down:
-            function()
+        function()
 
     def exit_soon() -> None:
         is_exiting.set()
-        thread.join(_EXIT_TIMEOUT)
-        if thread.is_alive():
-            logger.warning("the OTLP collector does not answer: the last traces and metrics are lost")
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        if any(thread.is_alive() for thread in threads):
+            logger.warning("the OTLP collector does not answer: the last traces or metrics are lost")
 
-    thread = threading.Thread(target=run, daemon=True)  # started now, because threads cannot be started during the exit
-    thread.start()
+    # Started now, because threads cannot be started during the exit.
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in shut_down]
+    for thread in threads:
+        thread.start()
     atexit.register(exit_soon)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -411,4 +412,25 @@ async def test_a_collector_that_does_not_answer_delays_no_exit(start: Start, com
         began = time.monotonic()
         process.end()
         assert time.monotonic() - began < 20  # without a limit, 30 s for each of traces and metrics
-    assert "does not answer: the last traces and metrics are lost" in process.log
+    assert "does not answer: the last traces or metrics are lost" in process.log
+
+
+def test_at_exit_metrics_do_not_wait_until_traces_are_exported(serve: Serve, collector: Collector) -> None:
+    async def traces(scope: Scope, receive: Receive, send: Send) -> None:
+        while scope["type"] == "http" and not collector.metrics:
+            await asyncio.sleep(0.02)
+        await collector(scope, receive, send)
+
+    program = (
+        "from opentelemetry import trace\nfrom responses_mw.telemetry import metrics, setup\n"
+        "setup._EXIT_TIMEOUT = 20\nsetup.set_up_sdk()\nmetrics.STREAMS_OPEN.add(1)\n"
+        "trace.get_tracer('test').start_span('last').end()"
+    )
+    endpoints = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{serve(traces)}/v1/traces",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{serve(collector)}/v1/metrics",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
+    }
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **endpoints, "PYTHONPATH": str(ROOT)}, check=True)
+    assert "responses_mw.streams.open" in collector.metrics
+    assert [span.name for span in collector.spans] == ["last"]
