@@ -10,7 +10,7 @@ from ..auth import ANONYMOUS, APIKeys
 from ..cache import NoEmbedding
 from ..crypto import Sealer
 from ..engine.prompt_templates import Prompts
-from ..errors import APIError, StartupError
+from ..errors import APIError, StartupError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from ..protocol.types import Tool
 from ..settings import Settings, origins
 from ..tools.toolbox import Tools
@@ -90,7 +90,10 @@ async def _models(upstream: Upstream, api: str, caller: Caller) -> list[str]:
     """Return the ids of the upstream's models, or an empty list if it lists none but reports an empty request as invalid."""
     try:
         return [model["id"] for model in await upstream.models(caller)]
-    except APIError:
+    except UpstreamError as error:
+        # An HTTPS port answers 400 to every plain HTTP request.
+        if error.upstream_status == 400 or isinstance(error, UpstreamUnreachable | UpstreamTimeout):
+            raise
         try:
             await upstream.post("/v1/responses" if api == "responses" else "/v1/chat/completions", {}, caller)
         except APIError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from starlette.responses import PlainTextResponse
 
 from benchmarks.processes import free_port
 from responses_mw.cli import main
@@ -125,6 +126,15 @@ def test_the_api_key_is_checked_by_a_chat_request_if_models_cannot_be_listed(
     else:
         refused = f"upstream: {url}: The upstream refused the credential of this server.\n"
         assert (status, told.err) == (1, refused)
+
+
+def test_an_https_port_is_not_taken_for_an_upstream_that_lists_no_models(
+    flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = PlainTextResponse("Client sent an HTTP request to an HTTPS server.", 400)  # of Go's servers
+    url = serve(answer, lifespan="off")
+    assert run(*flags, f"--upstream={url}") == 1
+    assert capsys.readouterr().err == f"upstream: {url}: Client sent an HTTP request to an HTTPS server.\n"
 
 
 @pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
