@@ -124,7 +124,9 @@ class _Parser(ArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments. If a flag is unknown, exit with an error, which suggests a similar flag if there is one."""
-        parsed, unknown = self.parse_known_intermixed_args(*args, **kwargs)
+        parsed, unknown = self.parse_known_args(*args, **kwargs)
+        if unknown:  # such as the texts after a flag
+            parsed, unknown = self.parse_known_intermixed_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
             self.error("; ".join(map(self._unknown, flags)) or f"unexpected argument '{unknown[0]}'")

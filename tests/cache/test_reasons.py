@@ -111,6 +111,8 @@ async def test_the_explain_command_compares_two_texts(run: RunCommand, serve: Se
     assert printed.endswith("guard (strict): accepts\nhit: semantic\n")
     status, printed = await run("explain", *flags, Q, FINLAND)
     assert (status, 'guard (strict): refuses by "names": the names differ\nhit: none\n' in printed) == (1, True)
+    embedding_server.near("-1", "-x", 0.5)
+    assert "similarity: 0.5" in (await run(*flags, "--", "explain", "-1", "-x"))[1]
     embedding_server.status = 500
     assert "similarity: unknown: the embeddings server answered 500" in (await run("explain", Q, SAME, *flags))[1]
     assert (await run("explain", Q))[0] == 2
