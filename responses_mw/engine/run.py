@@ -161,16 +161,22 @@ class Run(TurnState):
         continuations = self.continuations + (self.takeover is not None)
         end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
-    def fail(self, error: Exception) -> None:
-        """Mark the document as failed. An error other than `APIError` is logged, and its details are hidden from the client."""
+    def fail(self, error: Exception, *, is_raised: bool = False) -> None:
+        """Mark the document as failed. An error other than `APIError` is logged, and its details are hidden from the client.
+
+        If `is_raised`, the caller raises the error, so it is not logged here.
+        """
         self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
             self.assembler.fail(**as_response_error(error))
         else:
-            logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")
         if self.turn is not None:
             self.turn.span.fail(error)  # now that the document has the turn's usage
+        if is_raised:
+            return
+        if not isinstance(error, APIError):
+            logger.error("response %s failed", self.document["id"], exc_info=error)
         without_traceback(error)
 
 

@@ -317,9 +317,10 @@ class Runner:
                         await self._commit(run, mode)
                 raise
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
-                run.fail(error)
                 # The run that writes a summary has no toolbox, but shares the results of the run that it summarizes.
-                if mode is RunMode.WHOLE and (run.toolbox is None or not run.results):
+                is_raised = mode is RunMode.WHOLE and (run.toolbox is None or not run.results)
+                run.fail(error, is_raised=is_raised)
+                if is_raised:
                     raise
         finally:
             await self._close(run)

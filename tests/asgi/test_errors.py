@@ -463,6 +463,18 @@ async def test_an_internal_error_after_the_start_ends_the_stream_with_response_f
     assert "a bug" in caplog.text
 
 
+async def test_an_internal_error_of_a_json_request_is_logged_once_and_with_its_cause(
+    ours: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a bug") from ValueError("its cause")
+
+    monkeypatch.setattr("responses_mw.engine.run.Run.conclude", broken)
+    upstream.whole(completion({"content": "Hello"}))
+    fault(await ours.http.post("/v1/responses", json=BODY), 500)
+    assert caplog.text.count("KeyError: 'a bug'") == caplog.text.count("ValueError: its cause") == 1
+
+
 # -- garbage of failed requests ---------------------------------------------------------------------------------------------
 
 
