@@ -1,4 +1,4 @@
-"""A client that leaves takes its upstream call with it; one that is slow is waited for."""
+"""Cancellation of the upstream call when a client leaves, and backpressure from slow clients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_its_stream_ends_the_upstream_call(ours: Ours
     await answer.left.wait()
 
 
-async def test_a_client_that_leaves_with_waiting_requests_ends_the_upstream_call(
+async def test_a_client_that_leaves_with_pipelined_requests_ends_the_upstream_call(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
     ours, answer = start(), upstream.stream(Signal())
@@ -88,7 +88,9 @@ async def test_a_client_that_leaves_before_the_status_ends_the_upstream_call(our
     await answer.left.wait()
 
 
-async def test_a_client_that_leaves_within_the_grace_ends_the_upstream_call(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_leaves_within_the_status_grace_ends_the_upstream_call(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
     ours = start(upstream__status_grace=30)
     answer = upstream.stream(*HELLO, before=Signal())
     request = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
@@ -98,21 +100,19 @@ async def test_a_client_that_leaves_within_the_grace_ends_the_upstream_call(star
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["json", "stream"])
-async def test_nothing_is_tried_again_for_a_client_that_has_left(
-    start: Start, upstream: ScriptedUpstream, body: dict[str, Any]
-) -> None:
+async def test_retries_stop_when_the_client_leaves(start: Start, upstream: ScriptedUpstream, body: dict[str, Any]) -> None:
     ours = start(upstream__status_grace=30)
     busy = [upstream.whole(error("busy", 503), 503) for _ in range(20)]
     request = asyncio.create_task(ours.http.post("/v1/responses", json=body))
     await busy[3].asked.wait(60)
     await _leave(request)
     tried = len(upstream.requests)
-    await asyncio.sleep(0.6)  # by then there would be several more
+    await asyncio.sleep(0.6)  # long enough for several more retries
     assert len(upstream.requests) <= tried + 1
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before the status", "within the answer"])
-async def test_a_client_that_does_not_wait_for_its_json_ends_the_upstream_call(
+@pytest.mark.parametrize("before", [True, False], ids=["before the status", "within the body"])
+async def test_a_client_that_leaves_before_its_json_response_ends_the_upstream_call(
     ours: Ours, upstream: ScriptedUpstream, before: bool
 ) -> None:
     answer = upstream.whole(completion({"content": "Hello"}))
@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_wait_for_its_json_ends_the_upstream_call(
     await answer.left.wait()
 
 
-async def test_the_official_client_may_close_its_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_closing_the_stream_of_the_official_client_ends_the_upstream_call(ours: Ours, upstream: ScriptedUpstream) -> None:
     answer = upstream.stream(text("Hel"), Signal())
     async with await ours.client.responses.create(model="tiny", input="Hi", stream=True) as events:
         async for event in events:
@@ -136,7 +136,7 @@ async def test_the_official_client_may_close_its_stream(ours: Ours, upstream: Sc
     await answer.left.wait()
 
 
-async def test_others_go_on_when_one_leaves(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_leaves_does_not_affect_other_streams(ours: Ours, upstream: ScriptedUpstream) -> None:
     more = Signal()
     left = upstream.stream(text("Hel"), Signal())
     seen = asyncio.Event()
@@ -154,7 +154,7 @@ async def test_others_go_on_when_one_leaves(ours: Ours, upstream: ScriptedUpstre
 
 
 class Client:
-    """Calls an application as a server does. `may_read` holds its `send`; `sent` is what came through."""
+    """Call an application as a server does. `send` waits for `may_read`; `sent` has the messages that were sent."""
 
     def __init__(self, path: str = "/v1/responses") -> None:
         self._path = path
@@ -190,7 +190,7 @@ class Client:
             self._sent_something.notify_all()
 
     async def until(self, word: bytes) -> None:
-        """Waits until `word` has been sent."""
+        """Wait until `word` has been sent."""
         async with asyncio.timeout(60), self._sent_something:
             await self._sent_something.wait_for(lambda: any(word in body for body in self.bodies))
 
@@ -199,7 +199,7 @@ class Client:
         return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
 
 
-async def test_one_read_of_the_upstream_is_one_send_of_whole_events(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_each_read_from_the_upstream_becomes_one_send_of_complete_events(apps: Apps, upstream: ScriptedUpstream) -> None:
     first, second, third = Signal(), Signal(), Signal()
     upstream.stream(text("a"), first, text("b"), second, text("c"), third, finish())
     client = Client()
@@ -230,7 +230,7 @@ async def test_a_response_whose_client_does_not_read_is_stored_as_failed_when_th
         await client.begun.wait()
         failing = asyncio.create_task(app.fail_runs())
         await asyncio.sleep(0)
-        request.cancel()  # as uvicorn does after its own time
+        request.cancel()  # as uvicorn does after its graceful shutdown timeout
         await request
         await failing
     [response_id] = re.findall(rb'"id":"(resp_\w+)"', client.bodies[0].splitlines()[1])
@@ -238,7 +238,7 @@ async def test_a_response_whose_client_does_not_read_is_stored_as_failed_when_th
     assert (stored["status"], stored["output_text"]) == ("failed", "Hello")
 
 
-async def test_a_request_whose_body_is_not_complete_when_the_server_stops_gets_a_503(apps: Apps) -> None:
+async def test_a_request_with_an_incomplete_body_gets_a_503_when_the_server_stops(apps: Apps) -> None:
     client = Client()
     client.may_read.set()
     client.withhold_body()
@@ -247,14 +247,14 @@ async def test_a_request_whose_body_is_not_complete_when_the_server_stops_gets_a
         request = asyncio.create_task(client.call(app))
         await asyncio.sleep(0.01)
         await app.fail_runs()
-        request.cancel()  # as uvicorn does after its own time
+        request.cancel()  # as uvicorn does after its graceful shutdown timeout
         await request
     assert client.sent[0]["status"] == 503
     assert b"The server is shutting down." in client.bodies[0]
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_a_slow_client_does_not_cause_an_upstream_timeout(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*[text("x" * 1000) for _ in range(50)], finish())
     client = Client()
     async with apps.open(upstream__timeout=5) as app, anyio.create_task_group() as group:
@@ -282,7 +282,7 @@ async def test_a_slow_client_holds_the_upstream(apps: Apps, upstream: ScriptedUp
         await answer.left.wait()
 
 
-async def test_a_client_that_leaves_while_it_is_sent_to_ends_the_upstream_call(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_leaves_during_a_send_ends_the_upstream_call(apps: Apps, upstream: ScriptedUpstream) -> None:
     answer = upstream.stream(text("Hel"), Signal())
     client = Client()
     async with apps.open() as app, anyio.create_task_group() as group:
@@ -293,9 +293,7 @@ async def test_a_client_that_leaves_while_it_is_sent_to_ends_the_upstream_call(a
         await answer.left.wait()
 
 
-async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understood(
-    apps: Apps, upstream: ScriptedUpstream
-) -> None:
+async def test_an_os_error_from_send_is_treated_as_a_disconnect(apps: Apps, upstream: ScriptedUpstream) -> None:
     answer = upstream.stream(text("Hel"), Signal())
 
     class Leaving(Client):
@@ -309,7 +307,7 @@ async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understoo
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_no_keep_alive_is_sent_during_or_after_the_last_send(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
 
     class Slow(Client):
@@ -325,7 +323,7 @@ async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: 
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_client_that_does_not_take_a_keep_alive_gets_no_other(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_no_second_keep_alive_is_sent_while_the_first_is_pending(apps: Apps, upstream: ScriptedUpstream) -> None:
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
 

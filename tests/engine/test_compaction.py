@@ -1,4 +1,4 @@
-"""Histories that a summary takes the place of: asked for, above a threshold, and by Codex's trigger."""
+"""Compaction of histories: on request, above a threshold, and by Codex's `compaction_trigger` item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Ours, Serve, Start
 
-# openai has no type for the user messages of a compaction, and takes them for messages of the assistant.
+# openai has no type for the user messages of a compaction, and parses them as messages of the assistant.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
 KEYS = ["k" * 33]
@@ -63,7 +63,7 @@ def above(tokens: int) -> Any:
 # -- POST /v1/responses/compact ------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_compacted_goes_on_from_the_summary_on_another_replica_and_nothing_is_stored(
+async def test_a_compaction_can_be_continued_on_another_replica_and_is_not_stored(
     ours: Ours, other: Ours, upstream: Echo
 ) -> None:
     summarised(upstream)
@@ -86,7 +86,7 @@ async def test_what_is_compacted_goes_on_from_the_summary_on_another_replica_and
         await ours.client.responses.retrieve(compacted.id)
 
 
-async def test_a_compaction_has_all_user_messages_word_for_word_and_one_compaction_item(ours: Ours, upstream: Echo) -> None:
+async def test_a_compaction_has_all_user_messages_verbatim_and_one_compaction_item(ours: Ours, upstream: Echo) -> None:
     first = (await ours.http.post("/v1/responses", json={"model": "tiny", "input": TALK[:2]})).json()
     for further in (TALK[3:], [{"role": "user", "content": "And swans?"}]):
         summarised(upstream)
@@ -102,9 +102,7 @@ async def test_a_compaction_has_all_user_messages_word_for_word_and_one_compacti
         assert len({message["id"] for message in messages if message["id"].startswith("msg_")}) == 2
 
 
-async def test_what_was_compacted_can_be_continued_and_compacted_again_by_the_official_client(
-    ours: Ours, upstream: Echo
-) -> None:
+async def test_the_official_client_can_continue_a_compaction_and_compact_it_again(ours: Ours, upstream: Echo) -> None:
     summarised(upstream)
     compacted = await ours.client.responses.compact(model="tiny", input=TALK)
     window: Any = [*compacted.output, {"role": "user", "content": "And swans?"}]
@@ -117,7 +115,7 @@ async def test_what_was_compacted_can_be_continued_and_compacted_again_by_the_of
     assert [item.type for item in again.output] == [*["message"] * 3, "compaction"]
 
 
-async def test_a_question_that_waits_for_its_answer_stays_word_for_word(ours: Ours, upstream: Echo) -> None:
+async def test_an_unanswered_question_is_kept_verbatim(ours: Ours, upstream: Echo) -> None:
     summarised(upstream)
     compacted = await ours.client.responses.compact(model="tiny", input=TALK, instructions="Speak English.")
     assert said(upstream.messages) == ["Speak English.", "Be brief.", "Tell me of ducks.", "Ducks swim.", PROMPT]
@@ -128,7 +126,7 @@ async def test_a_question_that_waits_for_its_answer_stays_word_for_word(ours: Ou
     assert user["content"].endswith("\n\nAnd geese?")
 
 
-async def test_where_the_model_only_thought_that_is_the_summary(ours: Ours, upstream: Echo) -> None:
+async def test_reasoning_is_the_summary_if_the_model_writes_no_text(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": None, "reasoning": "Ducks it was, and"}, "length"))
     compacted = await ours.client.responses.compact(model="tiny", input=TALK[:3])
     envelope: Any = compacted.output[-1].model_dump()
@@ -136,7 +134,7 @@ async def test_where_the_model_only_thought_that_is_the_summary(ours: Ours, upst
     assert "Ducks it was, and" in str(upstream.messages)
 
 
-async def test_a_model_that_says_nothing_is_a_502(ours: Ours, upstream: Echo) -> None:
+async def test_an_empty_summary_is_a_502(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": ""}))
     with pytest.raises(openai.InternalServerError, match="returned no text") as caught:
         await ours.client.responses.compact(model="tiny", input=TALK[:3])
@@ -162,26 +160,28 @@ async def test_a_stored_response_can_be_compacted(ours: Ours, upstream: Echo) ->
         ({"model": "tiny", "input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content", "invalid_encrypted_content"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_compacted_is_a_400_that_names_it(ours: Ours, body: dict[str, Any], param: str, code: str) -> None:
+async def test_an_invalid_compaction_request_is_a_400_naming_the_parameter(
+    ours: Ours, body: dict[str, Any], param: str, code: str
+) -> None:
     answer = await ours.http.post("/v1/responses/compact", json=body)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
 
 
-async def test_a_model_that_writes_no_summary_is_an_error(ours: Ours, upstream: Echo) -> None:
+async def test_a_blank_summary_is_an_error(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": " "}))
     with pytest.raises(openai.InternalServerError, match="returned no text"):
         await ours.client.responses.compact(model="tiny", input=TALK)
 
 
-async def test_a_refusal_of_the_upstream_keeps_its_status(ours: Ours, upstream: Echo) -> None:
+async def test_an_upstream_error_keeps_its_status(ours: Ours, upstream: Echo) -> None:
     upstream.whole({"error": {"message": "no such model", "type": "NotFoundError", "code": 404}}, 404)
     with pytest.raises(openai.NotFoundError, match="no such model"):
         await ours.client.responses.compact(model="tiny", input=TALK)
 
 
-async def test_a_client_that_leaves_stops_the_summary(ours: Ours, upstream: Echo) -> None:
+async def test_a_client_that_leaves_ends_the_upstream_call_for_the_summary(ours: Ours, upstream: Echo) -> None:
     answer = upstream.whole(completion({"content": SUMMARY}), before=Signal())
     async with anyio.create_task_group() as group:
         group.start_soon(partial(ours.client.responses.compact, model="tiny", input=TALK))
@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_stops_the_summary(ours: Ours, upstream: Echo
     await answer.left.wait()
 
 
-async def test_the_tokens_of_a_summary_are_counted_as_they_are_shown(serve: Serve, start_at: Callable[..., Ours]) -> None:
+async def test_input_tokens_counts_a_compaction_as_the_model_sees_it(serve: Serve, start_at: Callable[..., Ours]) -> None:
     server = Counting("vllm", "/tokenize")
     client = start_at("proxy", upstream=serve(server, lifespan="off")).client
     compacted = await client.responses.compact(model="tiny", input=TALK)
@@ -204,7 +204,9 @@ async def test_the_tokens_of_a_summary_are_counted_as_they_are_shown(serve: Serv
 # -- envelopes -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_envelope_of_another_owner_is_a_400_that_names_it(ours: Ours, upstream: Echo) -> None:
+async def test_an_envelope_that_was_altered_or_is_of_another_owner_is_a_400_naming_the_parameter(
+    ours: Ours, upstream: Echo
+) -> None:
     summarised(upstream)
     compacted = await ours.client.responses.compact(model="tiny", input=TALK)
     envelope: Any = compacted.output[-1].model_dump()
@@ -217,7 +219,7 @@ async def test_an_envelope_of_another_owner_is_a_400_that_names_it(ours: Ours, u
         assert caught.value.code == "invalid_encrypted_content"
 
 
-async def test_what_a_client_writes_beside_the_envelope_is_not_shown_to_the_model(ours: Ours, upstream: Echo) -> None:
+async def test_content_that_a_client_adds_to_a_compaction_item_is_not_sent_to_the_model(ours: Ours, upstream: Echo) -> None:
     summarised(upstream)
     compacted = await ours.client.responses.compact(model="tiny", input=TALK[:3])
     envelope: Any = {**compacted.output[-1].model_dump(), "content": [{"type": "input_text", "text": "forged"}]}
@@ -229,10 +231,10 @@ async def test_what_a_client_writes_beside_the_envelope_is_not_shown_to_the_mode
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_above_the_threshold_the_summary_comes_first_and_the_chain_goes_on_from_it(
+async def test_above_the_threshold_the_output_starts_with_a_compaction_that_continuations_use(
     ours: Ours, other: Ours, upstream: Echo, stream: bool
 ) -> None:
-    for answer in ({"content": "x"}, {"content": SUMMARY}):  # the first counts the tokens
+    for answer in ({"content": "x"}, {"content": SUMMARY}):  # the first request counts the tokens
         if stream:
             upstream.stream(text(answer["content"]), finish(), usage(prompt=2000))
         else:
@@ -254,19 +256,21 @@ async def test_above_the_threshold_the_summary_comes_first_and_the_chain_goes_on
     assert [item["type"] for item in listed.json()["data"]] == ["message"] * 4
 
 
-async def test_below_the_threshold_nothing_is_compacted_nor_counted(ours: Ours, upstream: Echo) -> None:
+async def test_a_history_far_below_the_threshold_is_neither_compacted_nor_counted(ours: Ours, upstream: Echo) -> None:
     response = await ours.client.responses.create(model="tiny", input=TALK, context_management=above(100_000))
     assert [item.type for item in response.output] == ["message"]
     assert len(upstream.requests) == 1
 
 
-async def test_a_question_alone_is_not_compacted_however_long(ours: Ours, upstream: Echo) -> None:
+async def test_a_single_question_is_not_compacted_whatever_its_length(ours: Ours, upstream: Echo) -> None:
     response = await ours.client.responses.create(model="tiny", input="word " * 99, context_management=above(10))
     assert [item.type for item in response.output] == ["message"]
     assert len(upstream.requests) == 1
 
 
-async def test_a_tokenizer_tells_whether_it_is_above(serve: Serve, start_at: Callable[..., Ours]) -> None:
+async def test_the_upstream_tokenizer_decides_whether_the_threshold_is_exceeded(
+    serve: Serve, start_at: Callable[..., Ours]
+) -> None:
     server = Counting("vllm", "/tokenize")
     client = start_at("proxy", upstream=serve(server, lifespan="off")).client
     for threshold, outputs in ((words({"messages": TALK}), ["message"]), (15, ["compaction", "message"])):
@@ -275,7 +279,7 @@ async def test_a_tokenizer_tells_whether_it_is_above(serve: Serve, start_at: Cal
     assert server.bodies("/tokenize")
 
 
-async def test_a_tool_loop_is_summed_up_whole_and_goes_on(ours: Ours, upstream: Echo) -> None:
+async def test_a_history_that_ends_with_a_tool_output_is_compacted_and_can_be_continued(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": "x"}, counts=usage(prompt=2000)["usage"]))
     summarised(upstream)
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -292,7 +296,7 @@ async def test_a_tool_loop_is_summed_up_whole_and_goes_on(ours: Ours, upstream: 
     assert [message["role"] for message in upstream.messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_background_response_begins_with_the_summary_too(start_at: Start, upstream: Echo) -> None:
+async def test_the_output_of_a_background_response_starts_with_the_compaction(start_at: Start, upstream: Echo) -> None:
     ours = start_at("proxy", redis__url=None, auth__secret_keys=KEYS)  # workers of other tests' servers share the other Valkey
     upstream.stream(text("x"), finish(), usage(prompt=2000))
     upstream.stream(text(SUMMARY), finish(), usage())
@@ -304,7 +308,7 @@ async def test_a_background_response_begins_with_the_summary_too(start_at: Start
     assert SUMMARY in str(upstream.messages)
 
 
-async def test_a_summary_that_breaks_off_twice_is_the_end_of_the_response(start_at: Start, upstream: Echo) -> None:
+async def test_a_response_fails_if_its_summary_breaks_off_twice(start_at: Start, upstream: Echo) -> None:
     ours = start_at("proxy", upstream__status_grace=0)
     upstream.stream(text("x"), finish(), usage(prompt=2000))
     for _ in range(2):
@@ -317,7 +321,7 @@ async def test_a_summary_that_breaks_off_twice_is_the_end_of_the_response(start_
 # -- compaction_trigger --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_trigger_is_answered_with_the_compaction_alone(ours: Ours, upstream: Echo) -> None:
+async def test_a_compaction_trigger_is_answered_with_only_a_compaction_item(ours: Ours, upstream: Echo) -> None:
     upstream.stream(text(SUMMARY), finish(), usage())
     streamed = await oracle.stream(ours, input=[*TALK[:3], TRIGGER], tools=TOOLS, store=False)
     assert streamed.types == [
@@ -333,7 +337,7 @@ async def test_the_trigger_is_answered_with_the_compaction_alone(ours: Ours, ups
     assert len(upstream.requests) == 1
 
 
-async def test_a_chain_goes_on_after_the_trigger_and_may_be_compacted_again(ours: Ours, upstream: Echo) -> None:
+async def test_a_history_compacted_by_a_trigger_can_be_continued_and_compacted_again(ours: Ours, upstream: Echo) -> None:
     summarised(upstream)
     first = await ours.client.responses.create(model="tiny", input=[*TALK[:3], TRIGGER])
     second = await ours.client.responses.create(model="tiny", input="And geese?", previous_response_id=first.id)
@@ -347,7 +351,7 @@ async def test_a_chain_goes_on_after_the_trigger_and_may_be_compacted_again(ours
     assert SUMMARY not in str(upstream.messages)
 
 
-async def test_the_summary_is_free_of_what_shapes_the_answer(start_at: Start, upstream: Echo) -> None:
+async def test_output_constraints_are_not_sent_with_the_request_for_the_summary(start_at: Start, upstream: Echo) -> None:
     summarised(upstream)
     client = start_at("proxy").client
     given: Any = {"extra_body": {"structured_outputs": {"choice": ["yes"]}, "top_k": 3}, "max_output_tokens": 5}

@@ -1,4 +1,4 @@
-"""An answer that breaks off goes on: nothing that the client has seen is repeated, and nothing is lost."""
+"""Continuation of an answer that breaks off: the client sees no text twice, and no text is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def begin(serve: Serve, start_at: Start) -> Start:
-    """Starts ours as a proxy in front of a `Continuing`, with a status at once."""
+    """Start a proxy in front of a `Continuing`, with a status grace of 0."""
 
     def start(upstream: Continuing, **settings: Any) -> Ours:
         url = serve(upstream)
@@ -45,7 +45,7 @@ def begin(serve: Serve, start_at: Start) -> Start:
 
 
 def said(response: dict[str, Any]) -> list[Any]:
-    """The texts of the items, with the status of those that are not completed."""
+    """Return the type and text of each item, and the status of items that are not completed."""
     told = []
     for item in response["output"]:
         content = "".join(part["text"] for part in item.get("content") or ())
@@ -54,7 +54,7 @@ def said(response: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("thought", ["", THOUGHT], ids=["plain", "reasoning"])
-async def test_a_text_that_breaks_off_anywhere_goes_on_as_if_it_had_not(begin: Start, thought: str) -> None:
+async def test_a_text_continued_after_a_break_at_any_chunk_equals_an_unbroken_one(begin: Start, thought: str) -> None:
     upstream = Continuing(SAID, thought)
     ours = begin(upstream)
     unbroken = await stream(ours)
@@ -69,7 +69,7 @@ async def test_a_text_that_breaks_off_anywhere_goes_on_as_if_it_had_not(begin: S
     assert all(asked.json["continue_final_message"] for asked in upstream.requests[3::2])
 
 
-async def test_llama_cpp_shows_its_prompts_as_text(begin: Start) -> None:
+async def test_an_answer_of_llama_cpp_is_continued_after_a_proof_with_apply_template(begin: Start) -> None:
     upstream = Continuing(SAID)
     ours = begin(upstream, upstream__dialect="llamacpp")
     unbroken = await stream(ours)
@@ -80,14 +80,14 @@ async def test_llama_cpp_shows_its_prompts_as_text(begin: Start) -> None:
     assert {asked.path for asked in upstream.visits} == {"/apply-template", "/tokenize"}
 
 
-async def test_a_llama_cpp_that_hides_its_prompt_is_not_continued(begin: Start) -> None:
+async def test_an_answer_of_llama_cpp_is_not_continued_if_the_prefill_cannot_be_proved(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.hides, upstream.cuts = True, deque([4])
     streamed = await stream(begin(upstream, upstream__dialect="llamacpp"))
     assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
 
 
-async def test_a_response_goes_on_three_times(begin: Start) -> None:
+async def test_a_response_is_continued_at_most_three_times(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([4, 4, 4])
     ours = begin(upstream)
@@ -100,7 +100,7 @@ async def test_a_response_goes_on_three_times(begin: Start) -> None:
     assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
 
 
-async def test_it_can_be_turned_off(begin: Start) -> None:
+async def test_an_overload_timeout_of_0_turns_continuation_off(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([4])
     streamed = await stream(begin(upstream, upstream__overload_timeout=0))
@@ -108,7 +108,7 @@ async def test_it_can_be_turned_off(begin: Start) -> None:
     assert len(upstream.requests) == 1
 
 
-async def test_the_text_of_a_request_with_a_seed_goes_on(begin: Start) -> None:
+async def test_a_response_with_a_seed_is_continued_with_the_same_seed(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([4])
     streamed = await stream(begin(upstream), seed=7)
@@ -127,19 +127,19 @@ async def test_the_text_of_a_request_with_a_seed_goes_on(begin: Start) -> None:
     ],
     ids=["reset", "end", "within a frame", "error frame", "abort"],
 )
-async def test_every_way_to_break_off_counts(begin: Start, broken: Any) -> None:
+async def test_an_answer_is_continued_after_every_kind_of_break(begin: Start, broken: Any) -> None:
     upstream = Continuing(SAID)
     upstream.cuts, upstream.broken = deque([5]), broken
     assert said((await stream(begin(upstream))).response) == [("message", SAID)]
 
 
-async def test_a_silent_upstream_counts_as_broken(begin: Start) -> None:
+async def test_an_answer_is_continued_after_a_timeout(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts, upstream.broken = deque([5]), Signal()
     assert said((await stream(begin(upstream, upstream__timeout=1.5))).response) == [("message", SAID)]
 
 
-async def test_an_error_that_the_request_caused_ends_the_response(begin: Start) -> None:
+async def test_a_400_error_in_the_stream_ends_the_response(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts, upstream.broken = deque([5]), frame(error("Not like this.", 400))
     streamed = await stream(begin(upstream))
@@ -147,7 +147,7 @@ async def test_an_error_that_the_request_caused_ends_the_response(begin: Start) 
     assert len(upstream.requests) == 1
 
 
-async def test_before_any_text_the_upstream_is_asked_again(begin: Start) -> None:
+async def test_an_answer_that_breaks_off_before_any_text_is_requested_again_unchanged(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([0])
     streamed = await stream(begin(upstream), text=SCHEMA)
@@ -155,7 +155,7 @@ async def test_before_any_text_the_upstream_is_asked_again(begin: Start) -> None
     assert [asked.json for asked in upstream.requests[:1]] == [asked.json for asked in upstream.requests[1:]]
 
 
-async def test_a_turn_that_breaks_off_before_any_output_is_sent_once_more(begin: Start) -> None:
+async def test_a_turn_that_breaks_off_before_any_output_is_retried_only_once(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([0, 0, 0, 0])
     streamed = await stream(begin(upstream))
@@ -163,7 +163,7 @@ async def test_a_turn_that_breaks_off_before_any_output_is_sent_once_more(begin:
     assert len(upstream.requests) == 2
 
 
-async def test_reasoning_is_closed_and_the_model_thinks_again(begin: Start) -> None:
+async def test_broken_reasoning_is_closed_as_incomplete_and_the_model_thinks_again(begin: Start) -> None:
     upstream = Continuing(SAID, THOUGHT)
     ours = begin(upstream)
     usage = (await stream(ours)).response["usage"]
@@ -178,7 +178,7 @@ async def test_reasoning_is_closed_and_the_model_thinks_again(begin: Start) -> N
     assert upstream.requests[-1].json["messages"][-1]["reasoning"] == THOUGHT, "the model sees what it thought last"
 
 
-async def test_a_text_with_a_grammar_is_not_continued(begin: Start) -> None:
+async def test_constrained_output_is_not_continued(begin: Start) -> None:
     upstream = Continuing('{"n": 123456789}')
     upstream.cuts = deque([2])
     ours = begin(upstream)
@@ -188,7 +188,7 @@ async def test_a_text_with_a_grammar_is_not_continued(begin: Start) -> None:
     assert all("continue_final_message" not in asked.json for asked in upstream.requests)
 
 
-async def test_a_call_for_the_client_is_never_made_twice(begin: Start) -> None:
+async def test_a_break_in_a_function_call_for_the_client_fails_the_response(begin: Start) -> None:
     upstream = Continuing("Wait.", calls=(("weather", '{"city": "Paris"}'),))
     ours = begin(upstream)
     for cut in (4, 6, 9):
@@ -198,7 +198,7 @@ async def test_a_call_for_the_client_is_never_made_twice(begin: Start) -> None:
         assert [item["type"] for item in streamed.response["output"]] == ["message", "function_call"]
 
 
-async def test_a_text_before_a_call_is_continued_with_the_call(begin: Start) -> None:
+async def test_a_break_in_the_text_before_a_function_call_is_continued(begin: Start) -> None:
     upstream = Continuing("Wait a moment.", calls=(("weather", '{"city": "Paris"}'),))
     ours = begin(upstream)
     upstream.cuts = deque([3])
@@ -209,7 +209,7 @@ async def test_a_text_before_a_call_is_continued_with_the_call(begin: Start) -> 
     assert streamed.response["output"][1]["arguments"] == '{"city": "Paris"}'
 
 
-async def test_a_call_that_runs_here_is_closed_and_made_again(
+async def test_a_broken_mcp_call_is_closed_as_incomplete_and_made_again(
     begin: Start, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = Continuing("Sunny.", calls=(("get_weather", '{"city": "Paris"}'),))
@@ -231,7 +231,7 @@ async def test_a_call_that_runs_here_is_closed_and_made_again(
     assert "output" not in output[1] or output[1]["output"] is None
 
 
-async def test_usage_that_is_lost_at_a_break_fails_nothing(begin: Start, serve: Serve) -> None:
+async def test_a_response_completes_without_usage_if_a_break_loses_the_usage(begin: Start, serve: Serve) -> None:
     upstream = Continuing(SAID, calls=(("get_weather", '{"city": "Paris"}'),))
     upstream.cuts = deque([-1, 4])
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
@@ -243,7 +243,9 @@ async def test_usage_that_is_lost_at_a_break_fails_nothing(begin: Start, serve: 
 
 
 @pytest.mark.parametrize("reason", ["hides", "unknown"])
-async def test_without_a_proof_the_response_fails(begin: Start, serve: Serve, start_at: Start, reason: str) -> None:
+async def test_a_response_fails_if_the_prefill_cannot_be_proved(
+    begin: Start, serve: Serve, start_at: Start, reason: str
+) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([4])
     if reason == "hides":
@@ -256,14 +258,14 @@ async def test_without_a_proof_the_response_fails(begin: Start, serve: Serve, st
     assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
 
 
-async def test_an_upstream_that_begins_anew_repeats_nothing(begin: Start) -> None:
+async def test_text_that_the_upstream_repeats_from_the_start_is_not_sent_twice(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.begins_anew = SAID
     upstream.cuts = deque([6])
     assert said((await stream(begin(upstream))).response) == [("message", SAID)]
 
 
-async def test_another_answer_in_place_of_the_rest_fails_the_response(begin: Start) -> None:
+async def test_a_response_fails_if_the_upstream_starts_again_with_a_different_answer(begin: Start) -> None:
     upstream = Continuing(" ".join(map(str, range(200))))
     upstream.begins_anew = upstream.said[:100] + " otherwise."
     upstream.cuts = deque([50])
@@ -272,7 +274,7 @@ async def test_another_answer_in_place_of_the_rest_fails_the_response(begin: Sta
 
 
 @pytest.mark.parametrize("text", ["one \n two three four five", "one  two"])
-async def test_white_space_at_the_seam_is_kept_once(begin: Start, text: str) -> None:
+async def test_white_space_at_the_break_appears_once(begin: Start, text: str) -> None:
     upstream = Continuing(text)
     upstream.trims = True
     ours = begin(upstream)
@@ -281,7 +283,7 @@ async def test_white_space_at_the_seam_is_kept_once(begin: Start, text: str) -> 
         assert said((await stream(ours)).response) == [("message", text)]
 
 
-async def test_text_that_comes_as_reasoning_is_text(begin: Start) -> None:
+async def test_continued_text_that_arrives_as_reasoning_is_text_if_there_are_no_tools(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.as_reasoning = True
     upstream.cuts = deque([5])
@@ -292,7 +294,7 @@ async def test_text_that_comes_as_reasoning_is_text(begin: Start) -> None:
     assert streamed.terminal == "response.failed", "calls would come as text"
 
 
-async def test_the_limit_of_tokens_holds_for_both_parts(begin: Start) -> None:
+async def test_max_output_tokens_limits_the_text_before_and_after_the_break_together(begin: Start) -> None:
     upstream = Continuing(SAID)
     ours = begin(upstream)
     unbroken = await stream(ours, max_output_tokens=30)
@@ -305,7 +307,7 @@ async def test_the_limit_of_tokens_holds_for_both_parts(begin: Start) -> None:
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/chat/completions"])
-async def test_an_overload_during_the_proof_proves_nothing(begin: Start, path: str) -> None:
+async def test_an_overload_during_the_proof_of_the_prefill_is_retried(begin: Start, path: str) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([5])
     upstream.overloaded = [path] * 2
@@ -313,7 +315,7 @@ async def test_an_overload_during_the_proof_proves_nothing(begin: Start, path: s
     assert upstream.overloaded == []
 
 
-async def test_a_server_that_hangs_during_the_proof_is_waited_for_once_and_not_by_each_response_in_turn() -> None:
+async def test_concurrent_responses_wait_together_for_a_server_that_hangs_during_the_proof() -> None:
     class Hanging(Continuing):
         def unscripted(self, asked: Asked) -> Answer:
             return Answer([], before=Signal())

@@ -1,4 +1,4 @@
-"""The laws, through the whole server: the answer is what the model said, however it was cut on its way."""
+"""Properties of the whole server: a response does not depend on how the upstream's stream is cut."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ calls = st.tuples(
 
 @dataclass(frozen=True)
 class Words:
-    """What a model says: texts, then calls, then why it stopped."""
+    """The output of a model: texts, then calls, then a finish reason."""
 
     texts: list[tuple[str, str]]
     calls: list[tuple[str, str]]
@@ -53,13 +53,13 @@ words = st.builds(
 
 
 def cut(whole: Any, places: list[int]) -> list[Any]:
-    """`whole` in pieces, cut at some of its places."""
+    """Cut `whole` into pieces at `places`, which wrap around its length."""
     bounds = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
     return [whole[start:end] for start, end in pairwise(bounds)] or [whole]
 
 
 def chunks(words: Words, places: list[int]) -> list[dict[str, Any]]:
-    """The model's words as chunks, every text and every arguments string cut at `places`."""
+    """Return the model's output as chunks, with every text and arguments string cut at `places`."""
     result = [delta(role="assistant", content="")]
     for name, said in words.texts:
         result += [delta(**{name: piece}) for piece in cut(said, places)]
@@ -71,7 +71,7 @@ def chunks(words: Words, places: list[int]) -> list[dict[str, Any]]:
 
 @dataclass
 class Opened:
-    """The middleware round a scripted upstream, in process."""
+    """The middleware around a scripted upstream, in process."""
 
     portal: BlockingPortal
     upstream: ScriptedUpstream
@@ -113,7 +113,7 @@ positions = st.lists(st.integers(0, 10_000), max_size=12)
 
 @settings(max_examples=2 * settings().max_examples)
 @given(words=words, text_cuts=positions, byte_cuts=positions, line_end=st.sampled_from(["\n", "\r\n", "\r"]))
-def test_the_answer_does_not_depend_on_how_it_was_cut(
+def test_a_response_does_not_depend_on_how_the_upstream_stream_is_cut(
     opened: Opened, words: Words, text_cuts: list[int], byte_cuts: list[int], line_end: str
 ) -> None:
     plain = b"".join(map(frame, chunks(words, []))) + b"data: [DONE]\n\n"
@@ -127,10 +127,10 @@ def test_the_answer_does_not_depend_on_how_it_was_cut(
 
 @settings(max_examples=2 * settings().max_examples)
 @given(words=words, text_cuts=positions, byte_cuts=positions, end=st.integers(0, 10_000))
-def test_what_breaks_off_anywhere_is_never_a_clean_end_before_its_reason(
+def test_a_stream_without_a_finish_reason_is_a_failed_response_or_a_502(
     opened: Opened, words: Words, text_cuts: list[int], byte_cuts: list[int], end: int
 ) -> None:
-    """Every beginning of a stream without its finish ends in an error, or in `response.failed`."""
+    """A stream that is cut anywhere before its finish chunk is a 502, or ends in `response.failed`."""
     raw = b"".join(map(frame, chunks(words, text_cuts)[:-2]))
     response = opened.post(Answer(cut(raw[: end % (len(raw) + 1)], byte_cuts)), stream=True)
     if response.status_code == 200:

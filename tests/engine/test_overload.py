@@ -1,4 +1,4 @@
-"""An overloaded or restarting upstream: a status while there can be one, a wait within the stream afterwards."""
+"""An overloaded or restarting upstream: an error status before the stream starts, a wait within it afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def late(start: Start) -> Ours:
-    """A server whose streams have their status before the upstream has said anything."""
+    """A server that sends the status of a stream before the upstream has answered."""
     return start(upstream__status_grace=0, tools__allow_private_urls=True)
 
 
@@ -59,7 +59,7 @@ async def test_waits_for_an_overloaded_upstream_are_counted(late: Ours, upstream
 
 
 def waits() -> list[float]:
-    """How many waits for an upstream with status 429, 503 and 502 this process has counted."""
+    """Return the number of waits that this process has counted for statuses 429, 503 and 502."""
     text = exposition("")[0].decode()
     found = {
         match[1]: float(match[2]) for match in re.finditer(r'responses_mw_upstream_waits_total{status="(\d+)"} (.+)', text)
@@ -67,7 +67,9 @@ def waits() -> list[float]:
     return [found.get(status, 0.0) for status in ("429", "503", "502")]
 
 
-async def test_the_official_client_sees_nothing_of_an_overload_after_the_grace(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_overload_after_the_status_grace_is_invisible_to_the_official_client(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
     late = Signal()
     upstream.whole(error("busy", 429), 429, before=late)
     upstream.stream(*HELLO)
@@ -80,9 +82,7 @@ async def test_the_official_client_sees_nothing_of_an_overload_after_the_grace(o
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_it_waits_for_as_long_as_the_upstream_asks_and_keeps_the_stream_alive(
-    start: Start, upstream: ScriptedUpstream
-) -> None:
+async def test_a_stream_waits_for_the_retry_after_time_and_sends_keep_alives(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream__status_grace=0)
     upstream.whole(error("busy", 429), 429, headers={"retry-after": "1"})
     upstream.stream(*HELLO)
@@ -93,7 +93,7 @@ async def test_it_waits_for_as_long_as_the_upstream_asks_and_keeps_the_stream_al
     assert KEEP_ALIVE.encode() in streamed.raw
 
 
-async def test_an_upstream_that_is_down_is_waited_for(start_at: Start, serve: Serve, upstream: ScriptedUpstream) -> None:
+async def test_a_stream_waits_for_an_upstream_that_is_down(start_at: Start, serve: Serve, upstream: ScriptedUpstream) -> None:
     port = free_port()
     ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=0)
     request = asyncio.create_task(stream(ours))
@@ -106,9 +106,9 @@ async def test_an_upstream_that_is_down_is_waited_for(start_at: Start, serve: Se
 @pytest.mark.parametrize(
     ("settings", "headers"),
     [({"upstream__overload_timeout": 0}, {}), ({}, {"retry-after": "31"}), ({"upstream__overload_timeout": 0.2}, {})],
-    ids=["turned off", "too long", "over"],
+    ids=["no timeout", "retry-after too long", "timeout over"],
 )
-async def test_a_stream_fails_at_the_end_of_its_patience(
+async def test_a_stream_fails_if_it_would_have_to_wait_longer_than_the_overload_timeout(
     start: Start, upstream: ScriptedUpstream, settings: dict[str, Any], headers: dict[str, str]
 ) -> None:
     ours = start(upstream__status_grace=0, **settings)
@@ -121,7 +121,7 @@ async def test_a_stream_fails_at_the_end_of_its_patience(
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-async def test_a_stream_over_which_a_gateway_lost_a_server_is_sent_once_more(
+async def test_a_stream_is_retried_once_if_a_gateway_loses_its_server(
     late: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
     for module in (errors, client):
@@ -164,13 +164,13 @@ async def test_a_stream_without_output_survives_one_server_that_dies(
     assert asked == crashes
 
 
-async def test_an_exhausted_quota_is_not_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_stream_does_not_wait_for_an_exhausted_quota(late: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("no money", 429, code="insufficient_quota"), 429)
     assert (await stream(late)).terminal == "response.failed"
     assert len(upstream.requests) == 1
 
 
-async def test_nothing_is_asked_again_once_the_client_has_left(late: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_upstream_is_not_asked_again_after_the_client_leaves(late: Ours, upstream: ScriptedUpstream) -> None:
     answer = upstream.whole(error("busy", 503), 503, headers={"retry-after": "1"})
 
     async def read() -> None:
@@ -186,11 +186,13 @@ async def test_nothing_is_asked_again_once_the_client_has_left(late: Ours, upstr
     assert len(upstream.requests) == 1
 
 
-# -- the status ----------------------------------------------------------------------------------------------------------
+# -- the status of an overload -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [502, 503])
-async def test_an_overload_late_in_the_grace_is_still_the_status(start: Start, upstream: ScriptedUpstream, status: int) -> None:
+async def test_an_overload_late_in_the_status_grace_is_returned_as_the_status(
+    start: Start, upstream: ScriptedUpstream, status: int
+) -> None:
     ours, held = start(upstream__status_grace=3), Signal()
     upstream.whole(error("busy", status), status, before=held, headers={"retry-after": "7"})
     upstream.whole(error("busy", status), status, before=Signal())
@@ -203,7 +205,7 @@ async def test_an_overload_late_in_the_grace_is_still_the_status(start: Start, u
 
 
 @OVERLOADED
-async def test_a_request_without_stream_gets_the_status_however_late(
+async def test_a_request_without_stream_always_gets_the_status_of_an_overload(
     late: Ours, upstream: ScriptedUpstream, status: int
 ) -> None:
     upstream.whole(error("busy", status), status, headers={"retry-after": "7"})
@@ -243,7 +245,7 @@ async def test_an_overload_after_a_tool_call_is_waited_out(
     assert len(upstream.requests) == 3
 
 
-async def test_an_overload_within_a_compaction_is_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_overload_during_a_compaction_is_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(text("x"), finish(), usage(prompt=2000))  # counts the tokens
     upstream.whole(error("busy", 503), 503)
     upstream.stream(text("x"), finish(), usage(prompt=2000))

@@ -65,10 +65,12 @@ def texts(body: Any) -> list[str]:
     return [part["text"] for item in body["input"] for part in item["content"]]
 
 
-# -- over the wire --------------------------------------------------------------------------------------------------------------
+# -- over HTTP ------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path) -> None:
+async def test_a_prompt_template_supplies_the_parameters_of_the_request(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path
+) -> None:
     upstream.whole(completion({"content": "Hello"}))
     ours = start_at("proxy", server__prompts_dir=str(directory))
     response = await ours.client.responses.create(prompt={"id": "support", "variables": VALUES}, input="Hi")
@@ -84,7 +86,9 @@ async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstrea
     assert "prompt" not in asked
 
 
-async def test_a_prompt_may_be_all_there_is(start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path) -> None:
+async def test_a_request_may_have_a_prompt_and_no_input(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path
+) -> None:
     upstream.stream(*HELLO)
     ours = start_at("proxy", server__prompts_dir=str(directory))
     responses: Any = ours.client.responses
@@ -92,20 +96,20 @@ async def test_a_prompt_may_be_all_there_is(start_at: Callable[..., Ours], upstr
         assert (await stream.get_final_response()).output_text == "Hello"
 
 
-async def test_a_fault_is_a_400_with_its_param(start_at: Callable[..., Ours], directory: Path) -> None:
+async def test_an_unknown_prompt_is_a_400_naming_the_parameter(start_at: Callable[..., Ours], directory: Path) -> None:
     client = start_at("proxy", server__prompts_dir=str(directory)).client
     with pytest.raises(openai.BadRequestError) as caught:
         await client.responses.create(prompt={"id": "nobody"}, input="Hi", model="tiny")
     assert (caught.value.param, caught.value.code) == ("prompt.id", "prompt_not_found")
 
 
-async def test_without_a_directory_there_are_no_prompts(start_at: Callable[..., Ours]) -> None:
+async def test_prompt_is_an_unsupported_parameter_without_a_prompts_directory(start_at: Callable[..., Ours]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await start_at("proxy").client.responses.create(prompt={"id": "support"}, input="Hi", model="tiny")
     assert (caught.value.param, caught.value.code) == ("prompt", "unsupported_parameter")
 
 
-async def test_a_background_response_runs_what_its_prompt_was(
+async def test_a_background_response_uses_its_prompt(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path
 ) -> None:
     upstream.whole(completion({"content": "Hello"}))
@@ -117,23 +121,23 @@ async def test_a_background_response_runs_what_its_prompt_was(
     assert upstream.requests[0].json["messages"][0]["content"] == "Be plain."
 
 
-# -- what a template does ---------------------------------------------------------------------------------------------------------
+# -- resolution of templates ------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_request_says_itself_wins(prompts: Prompts) -> None:
+def test_parameters_of_the_request_override_those_of_the_template(prompts: Prompts) -> None:
     body = resolved(prompts, {"id": "support", "variables": VALUES}, input="Hi", temperature=1, instructions="Mine", top_p=None)
     assert (body["temperature"], body["instructions"], body["model"]) == (1, "Mine", "tiny")
     assert [item["role"] for item in body["input"]] == ["developer", "user"]
 
 
-def test_a_version_is_chosen_by_name(prompts: Prompts) -> None:
+def test_a_version_is_selected_by_name(prompts: Prompts) -> None:
     body = resolved(prompts, {"id": "support", "version": "1", "variables": {"product": "{{tone}}"}}, input="Hi")
     assert body["instructions"] == "You sell {{tone}}."  # a value is never a placeholder
     assert body["input"] == "Hi"
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE])
-def test_an_image_or_a_file_stands_where_its_placeholder_was(prompts: Prompts, part: dict[str, Any]) -> None:
+def test_an_image_or_a_file_replaces_its_placeholder(prompts: Prompts, part: dict[str, Any]) -> None:
     body = resolved(prompts, {"id": "support", "variables": {**VALUES, "thing": part}})
     assert body["input"][0]["content"] == [
         {"type": "input_text", "text": "Look at "},
@@ -142,14 +146,14 @@ def test_an_image_or_a_file_stands_where_its_placeholder_was(prompts: Prompts, p
     ]
 
 
-def test_a_text_part_is_a_text(prompts: Prompts) -> None:
+def test_an_input_text_part_is_substituted_as_text(prompts: Prompts) -> None:
     value = {"type": "input_text", "text": "Widget"}
     body = resolved(prompts, {"id": "support", "variables": {**VALUES, "product": value, "thing": value}})
     assert "Widget, Widget" in body["instructions"]
     assert texts(body) == ["Look at Widget well."]
 
 
-def test_a_null_is_nothing(prompts: Prompts) -> None:
+def test_a_null_counts_as_omitted(prompts: Prompts) -> None:
     assert resolved(prompts, None, input="Hi") == {"prompt": None, "input": "Hi"}
     assert resolved(prompts, {"id": "plain", "version": None, "variables": None}, input="Hi")["instructions"] == "Be plain."
 
@@ -172,7 +176,7 @@ def test_a_null_is_nothing(prompts: Prompts) -> None:
         ("support", "prompt", "invalid_type"),
     ],
 )
-def test_what_does_not_fit_is_a_400(prompts: Prompts, prompt: Any, param: str, code: str) -> None:
+def test_an_invalid_prompt_is_a_400_naming_the_parameter(prompts: Prompts, prompt: Any, param: str, code: str) -> None:
     error = refused(prompts, prompt)
     assert (error.param, error.code) == (param, code)
 
@@ -203,7 +207,7 @@ def test_a_file_that_changes_is_read_again(prompts: Prompts, directory: Path) ->
 
 
 def test_a_config_map_that_is_swapped_is_read_again(tmp_path: Path) -> None:
-    """Kubernetes points `..data` elsewhere, and the files are links into it."""
+    """Kubernetes replaces the link `..data`; the files are links into its target."""
     for version in ("one", "two"):
         (tmp_path / f"..{version}").mkdir()
         (tmp_path / f"..{version}" / "plain.toml").write_text(f'instructions = "{version}"')
@@ -216,7 +220,7 @@ def test_a_config_map_that_is_swapped_is_read_again(tmp_path: Path) -> None:
     assert resolved(prompts, {"id": "plain"})["instructions"] == "two"
 
 
-def test_a_file_that_is_broken_later_stays_as_it_was(
+def test_a_file_that_becomes_invalid_keeps_its_last_valid_content(
     prompts: Prompts, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (directory / "plain.json").write_text("{")
@@ -237,18 +241,18 @@ def test_a_file_that_is_broken_later_stays_as_it_was(
         ("a.json", '{"versions": {"1": {}}, "current": "2"}', "current"),
     ],
 )
-def test_a_bad_file_is_told_at_the_start(tmp_path: Path, name: str, content: str, why: str) -> None:
+def test_an_invalid_file_is_an_error_at_startup(tmp_path: Path, name: str, content: str, why: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidPrompt, match=why):
         Prompts(str(tmp_path))
 
 
-def test_a_file_that_cannot_be_read_is_told_at_the_start(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_at_startup(tmp_path: Path) -> None:
     (tmp_path / "support.toml").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InvalidPrompt, match=r"prompts_dir: No such file .*support\.toml"):
         Prompts(str(tmp_path))
 
 
-def test_a_directory_that_is_none_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error_at_startup(tmp_path: Path) -> None:
     with pytest.raises(InvalidPrompt, match="prompts_dir: No such file"):
         Prompts(str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""`truncation: auto` against servers that tell their length, and such as only refuse."""
+"""`truncation: auto` with servers that report their context length, and with servers that only refuse."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def before(serve: Serve, start_at: Callable[..., Ours]) -> Callable[[Counting], 
 @pytest.mark.parametrize(("owner", "paths", "refusal"), SERVERS)
 @pytest.mark.parametrize("tells_length", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_too_long_is_cut_until_it_fits(
+async def test_a_history_that_is_too_long_is_truncated_until_it_fits(
     before: Callable[[Counting], Ours], owner: str, paths: list[str], refusal: str, tells_length: bool, stream: bool
 ) -> None:
     server = Counting(owner, *paths, length=LENGTH)
@@ -69,7 +69,7 @@ async def test_what_is_too_long_is_cut_until_it_fits(
     assert len(server.bodies("/v1/chat/completions")) == attempts
 
 
-async def test_without_truncation_it_is_an_error(before: Callable[[Counting], Ours]) -> None:
+async def test_a_history_that_is_too_long_is_an_error_without_truncation(before: Callable[[Counting], Ours]) -> None:
     server = Counting("vllm", "/tokenize", length=LENGTH)
     with pytest.raises(openai.BadRequestError) as caught:
         await before(server).client.responses.create(model="tiny", input=HISTORY)
@@ -78,7 +78,9 @@ async def test_without_truncation_it_is_an_error(before: Callable[[Counting], Ou
 
 
 @pytest.mark.parametrize("tells_length", [True, False])
-async def test_what_cannot_be_cut_enough_is_an_error(before: Callable[[Counting], Ours], tells_length: bool) -> None:
+async def test_a_history_that_cannot_be_truncated_enough_is_an_error(
+    before: Callable[[Counting], Ours], tells_length: bool
+) -> None:
     server = Counting("vllm", "/tokenize", length=LENGTH)
     server.tells_length = tells_length
     client = before(server).client
@@ -90,7 +92,7 @@ async def test_what_cannot_be_cut_enough_is_an_error(before: Callable[[Counting]
 
 
 @pytest.mark.parametrize("told", [VLLM, "max_model_len is {length}"])
-async def test_a_tokenizer_that_cannot_be_reached_is_done_without(before: Callable[[Counting], Ours], told: str) -> None:
+async def test_a_history_is_truncated_without_a_tokenizer(before: Callable[[Counting], Ours], told: str) -> None:
     server = Counting("vllm", length=LENGTH)
     server.refusal = told
     response = await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
@@ -99,14 +101,14 @@ async def test_a_tokenizer_that_cannot_be_reached_is_done_without(before: Callab
     assert LENGTH / 4 < response.usage.input_tokens < LENGTH
 
 
-async def test_what_is_cut_leaves_the_answer_some_room(before: Callable[[Counting], Ours]) -> None:
+async def test_truncation_leaves_room_for_the_answer(before: Callable[[Counting], Ours]) -> None:
     client = before(Counting("vllm", "/tokenize", length=LENGTH)).client
     response = await client.responses.create(model="tiny", input=HISTORY, truncation="auto")
     assert response.usage is not None
     assert LENGTH / 2 < response.usage.input_tokens <= LENGTH * 7 / 8
 
 
-async def test_another_refusal_is_passed_on(before: Callable[[Counting], Ours]) -> None:
+async def test_an_unrelated_error_of_the_upstream_is_passed_on(before: Callable[[Counting], Ours]) -> None:
     server = Counting("system", length=LENGTH)
     server.refusal = "no such thing"
     with pytest.raises(openai.BadRequestError, match="no such thing"):
@@ -114,14 +116,14 @@ async def test_another_refusal_is_passed_on(before: Callable[[Counting], Ours]) 
     assert len(server.bodies("/v1/chat/completions")) == 1
 
 
-async def test_what_surely_fits_is_not_counted(before: Callable[[Counting], Ours]) -> None:
+async def test_a_history_that_certainly_fits_is_not_counted(before: Callable[[Counting], Ours]) -> None:
     server = Counting("vllm", "/tokenize", length=100_000)
     response = await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
     assert response.truncation == "auto"
     assert not server.bodies("/tokenize")
 
 
-async def test_what_was_cut_is_stored_whole(before: Callable[[Counting], Ours]) -> None:
+async def test_a_truncated_history_is_stored_whole(before: Callable[[Counting], Ours]) -> None:
     server = Counting("vllm", "/tokenize", length=LENGTH)
     client = before(server).client
     first = await client.responses.create(model="tiny", input=HISTORY, truncation="auto")
@@ -139,7 +141,9 @@ async def test_what_was_cut_is_stored_whole(before: Callable[[Counting], Ours]) 
         "max_model_len is 0, and the messages resulted in 0 tokens",
     ],
 )
-async def test_absurd_numbers_in_a_refusal_are_still_a_refusal(before: Callable[[Counting], Ours], refusal: str) -> None:
+async def test_a_refusal_with_absurd_numbers_is_still_context_length_exceeded(
+    before: Callable[[Counting], Ours], refusal: str
+) -> None:
     server = Counting("system", length=5)
     server.refusal = refusal
     with pytest.raises(openai.BadRequestError) as caught:
@@ -147,7 +151,7 @@ async def test_absurd_numbers_in_a_refusal_are_still_a_refusal(before: Callable[
     assert caught.value.code == "context_length_exceeded"
 
 
-async def test_the_lengths_of_only_so_many_models_are_cached(
+async def test_the_number_of_models_with_a_cached_context_length_is_limited(
     before: Callable[[Counting], Ours], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.upstream.prompts._MAX_MODELS", 2)
@@ -155,7 +159,7 @@ async def test_the_lengths_of_only_so_many_models_are_cached(
     client = before(server).client
 
     async def listed(model: str) -> int:
-        """How often the models were listed for a request."""
+        """Return how often a request lists the models."""
         count = len(server.bodies("/v1/models"))
         await client.responses.create(model=model, input="Hi", truncation="auto")
         return len(server.bodies("/v1/models")) - count
@@ -164,7 +168,7 @@ async def test_the_lengths_of_only_so_many_models_are_cached(
 
 
 class Odd(Counting):
-    """A server whose page at `path` has another form than documented."""
+    """A server whose page at `path` does not have the documented form."""
 
     def __init__(self, owner: str, path: str, page: Any) -> None:
         super().__init__(owner, path, "/tokenize", length=LENGTH)
@@ -177,7 +181,7 @@ class Odd(Counting):
 async def test_a_tokenizer_that_never_counts_fewer_tokens_is_asked_a_few_times(before: Callable[[Counting], Ours]) -> None:
     class Stuck(Counting):
         def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
-            if path == "/tokenize":  # first too many, and then always one more than fit
+            if path == "/tokenize":  # first too many, and then always one too many
                 count = LENGTH if len(self.bodies(path)) == 1 else LENGTH - LENGTH // 8 + 1
                 return 200, {"tokens": [*range(count)]}
             return super()._answer(path, asked)
