@@ -26,7 +26,7 @@ SECRET = "a secret that all the replicas of the deployment have"
 
 @pytest.fixture
 def replica(start_at: Start, mount: str) -> Replica:
-    """Starts a replica; all of a test share their state and their secret."""
+    """Start a replica. All replicas of a test share their state and their secret."""
 
     def replica(**settings: Any) -> Ours:
         return start_at(mount, **{"auth__secret_keys": [SECRET], **settings})
@@ -40,7 +40,7 @@ def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
 
 
 class Server:
-    """`responses-mw serve` or `worker` as a process of its own."""
+    """`responses-mw serve` or `worker` as a separate process."""
 
     def __init__(self, fork_server: ForkServer, command: str, settings: dict[str, Any]) -> None:
         flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]

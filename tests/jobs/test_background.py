@@ -44,7 +44,7 @@ async def get(ours: Ours, response_id: str) -> dict[str, Any]:
 
 
 async def ended(ours: Ours, response_id: str) -> dict[str, Any]:
-    """The document as soon as the response has ended."""
+    """Wait until the response has ended, and return it."""
     async with asyncio.timeout(60):
         while (document := await get(ours, response_id))["status"] in RUNNING:
             await asyncio.sleep(0.02)
@@ -65,7 +65,7 @@ def events_in(raw: bytes) -> list[Event]:
 
 
 class Follower:
-    """Reads a stream until it ends, or until it is told to leave."""
+    """Reads a stream until it ends, or until `leave` is called."""
 
     def __init__(self, request: Any) -> None:
         self.raw = b""
@@ -116,7 +116,7 @@ async def test_a_background_response_is_queued_at_once_and_then_completed(replic
     assert (document["status"], document["output"], document["background"]) == ("queued", [], True)
     go.set()
     done = await ended(ours, document["id"])
-    assert upstream.requests[0].json["stream"] is True  # somebody may come to follow it
+    assert upstream.requests[0].json["stream"] is True  # a client may follow it later
     assert done["status"] == "completed"
     assert done["output_text"] == "Hello"
     assert done["usage"]["total_tokens"] == 5
@@ -124,7 +124,9 @@ async def test_a_background_response_is_queued_at_once_and_then_completed(replic
 
 
 @pytest.mark.both_mounts
-async def test_its_events_are_the_log_and_end_with_the_document(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_the_stream_of_a_create_equals_the_log_and_ends_with_the_stored_response(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     follower = create_streamed(ours)
@@ -147,7 +149,7 @@ async def test_the_official_client_creates_polls_and_streams(replica: Replica, u
     assert [event.sequence_number async for event in stream][:2] == [6, 7]
 
 
-async def test_the_next_response_continues_it(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_background_response_can_be_continued(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     first = await create(ours)
@@ -158,7 +160,7 @@ async def test_the_next_response_continues_it(replica: Replica, upstream: Script
     assert [message["content"] for message in upstream.requests[-1].json["messages"]] == ["Hi", "Hello", "More"]
 
 
-async def test_a_conversation_takes_it_up(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_background_response_is_added_to_its_conversation(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     conversation = (await ours.http.post("/v1/conversations", json={})).json()["id"]
     upstream.stream(*HELLO)
@@ -167,7 +169,9 @@ async def test_a_conversation_takes_it_up(replica: Replica, upstream: ScriptedUp
     assert [item["role"] for item in items] == ["assistant", "user"]
 
 
-async def test_nothing_can_stand_on_it_while_it_runs(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_running_response_cannot_be_continued_but_lists_its_input_items(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
     ours = replica()
     go = Signal()
     upstream.stream(*HELLO, before=go)
@@ -180,7 +184,7 @@ async def test_nothing_can_stand_on_it_while_it_runs(replica: Replica, upstream:
     await ended(ours, first["id"])
 
 
-async def test_a_fault_of_the_upstream_is_its_end(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_an_upstream_error_fails_the_response(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.whole(error("too much"), 400)
     document = await create(ours)
@@ -197,14 +201,16 @@ CALLED = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Replica, redis_url: str, stream: bool) -> None:
+async def test_a_tool_output_without_its_call_is_a_400_and_nothing_is_stored(
+    replica: Replica, redis_url: str, stream: bool
+) -> None:
     answer = await replica().http.post("/v1/responses", json={**BODY, "input": CALLED[1:], "stream": stream})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0]")
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys("rmw:*:r:*") == []
 
 
-async def test_a_job_whose_call_was_deleted_while_it_was_queued_fails_at_once(
+async def test_a_queued_job_whose_tool_call_is_deleted_fails_without_an_upstream_call(
     replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     ours = replica(jobs__concurrency=0)
@@ -243,7 +249,9 @@ async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstrea
 
 
 @pytest.mark.parametrize("how", ["the record is lost", "the record has another type", "the document is no JSON"])
-async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, redis_url: str, how: str) -> None:
+async def test_the_credential_of_a_job_with_a_lost_or_damaged_record_is_deleted(
+    replica: Replica, redis_url: str, how: str
+) -> None:
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
     record = f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}"
     with redis.Redis.from_url(redis_url) as client:
@@ -260,7 +268,7 @@ async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, 
                 await asyncio.sleep(0.05)
 
 
-async def test_a_damaged_queue_takes_no_jobs_but_lets_them_end(
+async def test_a_damaged_queue_refuses_new_jobs_but_running_jobs_can_be_cancelled(
     replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__lease=60)
@@ -296,7 +304,7 @@ def damage(redis_url: str, key: str) -> None:
         client.set(key, "another program's")
 
 
-async def test_a_prompt_that_is_too_long_for_the_model_fails_with_its_code(
+async def test_a_prompt_that_is_too_long_for_the_model_fails_with_context_length_exceeded(
     replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     upstream.whole(error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt."), 400)
@@ -317,14 +325,14 @@ async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, u
     assert (await streamed(ours, document["id"]))[-1]["response"] == document
 
 
-async def test_an_answer_that_was_cut_is_incomplete(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_an_answer_with_finish_reason_length_is_incomplete(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.whole(completion({"content": "Hel"}, "length"))
     assert (await ended(ours, (await create(ours))["id"]))["status"] == "incomplete"
 
 
 @pytest.mark.both_mounts
-async def test_the_job_runs_with_the_callers_own_credential(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_job_runs_with_the_credential_of_its_caller(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     headers = {"authorization": "Bearer mine", "x-session-id": "s1"}
@@ -336,7 +344,7 @@ async def test_the_job_runs_with_the_callers_own_credential(replica: Replica, up
     assert (await ours.http.get(f"/v1/responses/{answer.json()['id']}", headers=headers)).status_code == 200
 
 
-async def test_background_needs_store(replica: Replica) -> None:
+async def test_background_without_store_is_a_400(replica: Replica) -> None:
     answer = await replica().http.post("/v1/responses", json={**BODY, "store": False})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "background can only be used when `store` is true"
@@ -357,7 +365,7 @@ async def test_nothing_is_stored_for_a_credential_that_the_upstream_refuses(
         assert client.keys() == []
 
 
-async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str) -> None:
+async def test_background_without_a_shared_secret_is_a_400_naming_the_setting(start_at: Start, mount: str) -> None:
     answer = await start_at(mount).http.post("/v1/responses", json=BODY)
     assert answer.status_code == 400
     assert "secret_keys" in answer.json()["error"]["message"]
@@ -373,7 +381,7 @@ async def test_the_embedded_store_needs_no_shared_secret(start_at: Start, mount:
 # -- following -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_goes_on_at_another_replica_where_it_broke(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_broken_stream_can_be_resumed_at_another_replica(replica: Replica, upstream: ScriptedUpstream) -> None:
     here, there = replica(), replica()
     go = Signal()
     upstream.stream(text("Hel"), go, text("lo"), finish())
@@ -402,7 +410,9 @@ async def test_a_client_that_leaves_does_not_stop_the_run(replica: Replica, upst
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 8, 9, 10, 11, 5000])
-async def test_exactly_the_events_with_a_greater_number_come(replica: Replica, upstream: ScriptedUpstream, after: int) -> None:
+async def test_starting_after_returns_only_events_with_a_greater_sequence_number(
+    replica: Replica, upstream: ScriptedUpstream, after: int
+) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
@@ -412,12 +422,12 @@ async def test_exactly_the_events_with_a_greater_number_come(replica: Replica, u
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1.5", "", "1_0", " 1", "null", "99999999999999999999"])
-async def test_a_starting_point_that_cannot_be_is_refused(replica: Replica, value: str) -> None:
+async def test_an_invalid_starting_after_is_a_400(replica: Replica, value: str) -> None:
     answer = await replica().http.get(f"/v1/responses/resp_{'a' * 50}?stream=true&starting_after={value}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
 
 
-async def test_many_followers_of_one_response_need_one_subscription(
+async def test_many_followers_of_one_response_share_one_subscription(
     replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica()
@@ -435,7 +445,7 @@ async def test_many_followers_of_one_response_need_one_subscription(
     assert all(follower.events == followers[0].events for follower in followers)
 
 
-async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_follower_that_does_not_read_does_not_delay_the_response(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     go = Signal()
     upstream.stream(text("a"), go, *[text("x" * 10_000) for _ in range(1500)], finish())
@@ -446,7 +456,7 @@ async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, u
         assert events_in(await slow.aread()) == await streamed(ours, response_id)
 
 
-async def test_a_log_that_has_expired_is_an_error(
+async def test_streaming_an_expired_log_is_a_400_with_code_stream_expired(
     replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "LOG_TTL_SECONDS", 1)
@@ -532,7 +542,7 @@ async def test_a_queued_response_that_is_cancelled_never_runs(replica: Replica, 
     assert len(upstream.requests) == 1
 
 
-async def test_many_cancels_at_once_are_one(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_concurrent_cancels_write_one_final_event(replica: Replica, upstream: ScriptedUpstream) -> None:
     here, there = replica(), replica()
     answer = mid_answer(upstream)
     response_id = (await create(here))["id"]
@@ -542,14 +552,14 @@ async def test_many_cancels_at_once_are_one(replica: Replica, upstream: Scripted
     assert [event["type"] for event in await streamed(here, response_id)].count("response.failed") == 1
 
 
-async def test_a_finished_response_stays_as_it_is(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_cancelling_a_finished_response_does_not_change_it(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     document = await ended(ours, (await create(ours))["id"])
     assert (await cancel(ours, document["id"])).json() == document
 
 
-async def test_only_one_of_many_cancels_reads_a_log_that_takes_long_to_read(
+async def test_only_one_of_several_concurrent_cancels_reads_the_log(
     replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, log = list[str](), Jobs.log
@@ -578,7 +588,7 @@ async def test_a_synchronous_response_cannot_be_cancelled(replica: Replica, upst
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
 
 
-async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_deleting_a_running_response_cancels_it(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     answer = mid_answer(upstream)
     follower = create_streamed(ours)

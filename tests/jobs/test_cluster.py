@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def nodes(cluster: list[Server]) -> AsyncIterator[list[Server]]:
-    """The nodes, each of which serves its slots while others are down. All run when the test ends."""
+    """The nodes. Each serves its slots while others are down. All run again when the test ends."""
     for node in cluster:
         with node.client() as client:
             client.config_set("cluster-require-full-coverage", "no")
@@ -39,11 +39,11 @@ async def nodes(cluster: list[Server]) -> AsyncIterator[list[Server]]:
 
 
 def home(response_id: str) -> int:
-    """The number of the node that has the keys of a response."""
+    """Return the number of the node that stores the keys of a response."""
     return key_slot(response_id[5:30].encode()) * 3 // SLOTS
 
 
-async def test_jobs_of_other_nodes_are_logged_and_renewed(nodes: list[Server]) -> None:
+async def test_jobs_on_other_nodes_are_logged_and_renewed_while_a_node_hangs(nodes: list[Server]) -> None:
     state = State(connect(cluster_url(nodes)))
     writer = EventLogWriter(state.jobs, LEASE)
     running = asyncio.create_task(writer.run())
@@ -72,7 +72,7 @@ async def jobs_of_two_nodes(state: State) -> list[Job]:
     return list(found.values())
 
 
-async def test_a_worker_keeps_the_jobs_of_other_nodes(
+async def test_a_worker_keeps_its_jobs_on_other_nodes_while_a_node_hangs(
     nodes: list[Server], replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     lease = 8.0

@@ -1,4 +1,4 @@
-"""The event log of a response that has ended takes a twentieth of its memory."""
+"""Compression of the event log of a response that has ended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def state(redis_url: str) -> AsyncIterator[State]:
 
 
 async def finished(state: State, tokens: int = 3000, delta: str = " word") -> Job:
-    """A job that has ended, with as many events after the first two, one in each batch, and a terminal one."""
+    """Return a job that has ended. Its log has two events, `tokens` deltas in a batch each, and a terminal event."""
     job = await taken(state, await create(state), lease=600)
     record, log = keys(job)
     entries = []
@@ -50,13 +50,13 @@ async def finished(state: State, tokens: int = 3000, delta: str = " word") -> Jo
     return job
 
 
-def test_a_damaged_frame_takes_no_memory() -> None:
+def test_a_frame_that_declares_a_huge_size_is_refused() -> None:
     huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 60).to_bytes(8, "little") + b"\x01\0\0"  # the head of a frame of an exabyte
     with pytest.raises(ValueError, match="size"):
         decompress(huge)
 
 
-async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(state: State) -> None:
+async def test_a_compressed_log_uses_a_twentieth_of_the_memory_and_is_readable_from_any_event(state: State) -> None:
     job = await finished(state)
     _, log = keys(job)
     async with following(state) as followers:
@@ -72,7 +72,7 @@ async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(s
             assert read.split(b"\n\n")[:-1] == frames[after + 1 :]
 
 
-async def test_a_follower_in_the_log_goes_on_in_its_compressed_form(state: State) -> None:
+async def test_a_follower_continues_in_a_log_that_is_compressed_meanwhile(state: State) -> None:
     job = await finished(state)
     async with following(state) as followers:
         stream = followers.follow(job.document, -1)
@@ -85,7 +85,7 @@ async def test_a_follower_in_the_log_goes_on_in_its_compressed_form(state: State
 
 
 @pytest.mark.parametrize("after", [200, 1500])
-async def test_a_reader_between_two_pages_misses_and_repeats_nothing(state: State, after: int) -> None:
+async def test_a_reader_misses_no_events_if_the_log_is_compressed_between_two_pages(state: State, after: int) -> None:
     job = await finished(state)
     read: list[Batch] = []
     while not read or not read[-1].final:
@@ -105,7 +105,7 @@ async def test_a_page_of_a_compressed_log_is_limited_in_size(state: State) -> No
     assert PAGE_BYTES <= sum(len(one.data) for one in page) < PAGE_BYTES + 2 * CHUNK
 
 
-async def test_a_stream_of_a_compressed_log_waits_for_no_check(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compressed_log_is_streamed_without_waiting_for_a_poll(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "POLL", 1000.0)
     job = await finished(state, 8000)
     assert await state.jobs.compress(job.response_id)
@@ -114,7 +114,7 @@ async def test_a_stream_of_a_compressed_log_waits_for_no_check(state: State, mon
     assert numbers[-1][1:] == (8002, True)
 
 
-async def test_redis_sends_an_uncompressed_entry_only_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redis_sends_each_uncompressed_entry_only_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await finished(state, 600, delta=5000 * "x")
     sent, command = list[int](), state.client.command
 
@@ -132,7 +132,7 @@ async def test_redis_sends_an_uncompressed_entry_only_once(state: State, monkeyp
     assert (read, sum(sent) - read) == (602, 602)
 
 
-async def test_a_repetition_changes_nothing(state: State) -> None:
+async def test_compressing_a_log_again_does_not_change_it(state: State) -> None:
     job = await finished(state, 100)
     assert await state.jobs.compress(job.response_id)
     before = await state.client.command("DUMP", keys(job)[1])
@@ -140,16 +140,16 @@ async def test_a_repetition_changes_nothing(state: State) -> None:
     assert await state.client.command("DUMP", keys(job)[1]) == before
 
 
-async def test_only_the_log_of_a_response_that_has_ended_is_compressed(state: State) -> None:
+async def test_the_log_of_a_running_response_and_a_short_log_are_not_compressed(state: State) -> None:
     job = await taken(state, await create(state))
     await append(state, job, batch(2, 900))
     assert not await state.jobs.compress(job.response_id)
     assert await state.client.command("XLEN", keys(job)[1]) == 2
     short = await finished(state, 2)
-    assert not await state.jobs.compress(short.response_id)  # not worth it
+    assert not await state.jobs.compress(short.response_id)  # too short to be worth it
 
 
-async def test_a_log_is_compressed_if_its_worker_was_lost_before_that(state: State, replica: Replica) -> None:
+async def test_a_log_whose_worker_was_lost_before_compression_is_compressed_later(state: State, replica: Replica) -> None:
     job = await finished(state, 100)
     await state.queue.reserve(job.response_id, ALICE, 0)
     replica()
@@ -159,7 +159,7 @@ async def test_a_log_is_compressed_if_its_worker_was_lost_before_that(state: Sta
     assert (await state.queue.backlog())[0] == 0
 
 
-async def test_a_log_with_a_hole_is_not_compressed(state: State) -> None:
+async def test_a_log_with_a_gap_is_not_compressed(state: State) -> None:
     job = await finished(state, 100)
     await state.client.command("XDEL", keys(job)[1], "50-0")
     assert not await state.jobs.compress(job.response_id)
@@ -174,7 +174,9 @@ async def test_the_compressed_log_of_a_deleted_response_expires(state: State) ->
 
 
 @pytest.mark.parametrize("fields", [("z", b"no frame"), ("y", b"of a later release")])
-async def test_an_unknown_form_is_an_error_and_stays(state: State, fields: tuple[str, bytes]) -> None:
+async def test_an_entry_of_an_unknown_form_is_reported_as_damaged_and_not_removed(
+    state: State, fields: tuple[str, bytes]
+) -> None:
     job = await finished(state, 100)
     await state.client.command("DEL", keys(job)[1])
     await state.client.command("XADD", keys(job)[1], "103-0", *fields, "final", 1)

@@ -1,4 +1,4 @@
-"""A log, folded, is the document that the run had when it broke off."""
+"""Replay of an event log into the output that the run had when it broke off."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RUNS: dict[str, list[dict[str, Any]]] = {
 
 
 def run(chunks: list[dict[str, Any]], options: ResponseOptions) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """The document as created, the events of its log, and the document as the run broke off after these chunks."""
+    """Break a run off after `chunks`. Return the created document, the events of the log and the final document."""
     created = document.create(parse({"input": "Hi", "background": True}), response_id="resp_1", model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), RunIds(), options)
     batches = [assembler.start(queued=True), assembler.resume(2)]
@@ -51,7 +51,7 @@ def run(chunks: list[dict[str, Any]], options: ResponseOptions) -> tuple[dict[st
 
 
 def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The output of a log that ends there."""
+    """Return the output of a run whose log ends after these events."""
     output = OutputReplay([])
     for event in log:
         output.take(event)
@@ -68,13 +68,13 @@ def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("name", RUNS)
-def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, options: ResponseOptions) -> None:
+def test_the_log_of_a_run_replays_to_its_output_wherever_the_run_breaks_off(name: str, options: ResponseOptions) -> None:
     for length in range(len(RUNS[name]) + 1):
         _, log, broken = run(RUNS[name][:length], options)
         assert folded(log) == broken["output"]
 
 
-def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -> None:
+def test_the_final_event_of_a_cancelled_run_is_response_failed_with_status_cancelled() -> None:
     created, log, _ = run(RUNS["text"][:2], ResponseOptions())
     [event] = sse.decode(final_batch({**created, "output": folded(log), "status": "cancelled"}, 7).data)
     assert event["type"] == "response.failed"
@@ -83,7 +83,7 @@ def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -
 
 
 @pytest.mark.parametrize("data", [b"garbage\n\nmore\n\n", b"event: x\ndata: {}\n\n", b"event: x\ndata: 5\n\n"])
-async def test_a_log_with_another_programs_events_is_replayed_up_to_them(redis_url: str, data: bytes) -> None:
+async def test_a_log_is_replayed_up_to_the_first_foreign_event(redis_url: str, data: bytes) -> None:
     state, ids = State(connect(redis_url, timeout=20.0)), RunIds()
     created = document.create(parse({"input": "Hi", "background": True}), response_id=ids.response, model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), ids, ResponseOptions())

@@ -1,4 +1,4 @@
-"""The readers of logs: what they cost together, and how a stream ends where the log does not go on."""
+"""Followers of event logs: the work that they share, and the end of a stream whose log is lost or damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def state(redis_url: str) -> AsyncIterator[State]:
 
 class Following(JobService):
     async def settle(self, response_id: str) -> None:
-        """Nobody is lost."""
+        """Do nothing: no job is lost."""
 
 
 @asynccontextmanager
@@ -41,13 +41,13 @@ async def following(state: State) -> AsyncIterator[JobService]:
 
 
 async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
-    """The numbers of what still comes, and which of it is final."""
+    """Return the sequence numbers of the remaining batches, and whether each batch is final."""
     async with asyncio.timeout(60):
         return [(one.first, one.last, one.final) async for one in stream]
 
 
 def keys(job: Job) -> tuple[str, str]:
-    """The record and the log."""
+    """Return the keys of the record and of the log."""
     slot, random = f"rmw:{{{job.response_id[5:30]}}}:", job.response_id[30:]
     return f"{slot}r:{random}", f"{slot}e:{random}"
 
@@ -63,7 +63,7 @@ async def test_a_log_that_expires_before_a_slow_reader_has_read_it_ends_without_
         assert await rest(stream) == [(2, 2, False)]
 
 
-async def test_a_follower_that_read_events_which_redis_lost_later_gets_a_failure(state: State) -> None:
+async def test_a_follower_of_events_that_redis_then_loses_gets_a_failure(state: State) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
         stream = followers.follow(document(job.response_id), -1)
@@ -113,7 +113,7 @@ async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(
         await append(state, job, batch(2, 4))
         assert (await anext(stream)).last == 4
         reading = asyncio.create_task(anext(stream))
-        await asyncio.sleep(0)  # it waits for news
+        await asyncio.sleep(0)  # it waits for a notification
         await state.client.command("RESTORE", log, 0, before, "REPLACE")
         await state.client.command("HSET", record, "next_seq", 2)
         if number > 2:  # another worker has already begun, with other tokens
@@ -124,7 +124,9 @@ async def test_a_stream_does_not_join_two_runs_after_redis_lost_events(
         assert "cannot be followed beyond event 4: Redis lost its last events" in caplog.text
 
 
-async def test_a_log_with_a_hole_is_not_served_as_complete(state: State, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_with_a_gap_is_streamed_up_to_the_gap_and_ends_with_a_failure(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
     job = await taken(state, await create(state))
     for number in (2, 3, 4):
         await append(state, job, batch(number, number))
@@ -137,7 +139,7 @@ async def test_a_log_with_a_hole_is_not_served_as_complete(state: State, caplog:
     assert "cannot be followed beyond event 2" in caplog.text
 
 
-async def test_a_damaged_log_fails_its_own_reader_and_no_other(state: State) -> None:
+async def test_a_damaged_log_fails_only_its_own_followers(state: State) -> None:
     healthy = [await taken(state, await create(state)) for _ in range(3)]
     damaged = await taken(state, await create(state))
     for job in healthy:
@@ -156,12 +158,10 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         stream = followers.follow(job.document, -1)
         assert (await anext(stream)).last == 1
         await state.client.command("SET", keys(job)[1], "another program's")
-        assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
+        assert await rest(stream) == [(2, 2, True)]  # at the next poll at the latest
 
 
-async def test_a_stream_does_not_wait_for_what_is_done_about_the_response_of_another(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_does_not_wait_while_another_response_is_settled(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {job.response_id: job for job in [await taken(state, await create(state)) for _ in range(2)]}
     settled: list[str] = []
 
@@ -181,9 +181,7 @@ async def test_a_stream_does_not_wait_for_what_is_done_about_the_response_of_ano
         await asyncio.wait(pending)
 
 
-async def test_the_streams_of_one_silent_response_have_it_checked_once_for_all(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_followers_of_a_silent_response_share_its_checks(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "POLL", 0.5)
     loop, settled = asyncio.get_running_loop(), list[float]()
 
@@ -204,7 +202,7 @@ async def test_the_streams_of_one_silent_response_have_it_checked_once_for_all(
         assert await asyncio.gather(*reading) == [[(0, 1, False), (2, 2, True)]] * 20
 
 
-async def test_a_damaged_number_of_events_is_reported_as_damaged(state: State) -> None:
+async def test_an_invalid_next_sequence_number_is_reported_as_damaged(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     await state.client.command("HSET", keys(job)[0], "next_seq", "x", "lease_until", 1)
@@ -214,7 +212,7 @@ async def test_a_damaged_number_of_events_is_reported_as_damaged(state: State) -
         await taken(state, response_id)
 
 
-async def test_a_follower_beyond_the_last_event_is_refused_or_after_the_end_gets_nothing(
+async def test_starting_after_an_unknown_event_is_a_400_during_the_run_and_an_empty_stream_afterwards(
     state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = await taken(state, await create(state))
@@ -228,7 +226,7 @@ async def test_a_follower_beyond_the_last_event_is_refused_or_after_the_end_gets
     assert "cannot be followed" not in caplog.text  # the caller has chosen the position
 
 
-async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State) -> None:
+async def test_a_follower_that_joins_as_the_run_ends_reads_the_final_event(state: State) -> None:
     async with following(state) as followers:
         for wait in range(30):
             job = await taken(state, await create(state))
@@ -239,7 +237,7 @@ async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State)
             await ending
 
 
-async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_if_redis_stays_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "PATIENCE", 0.2)
     server = Server(tmp_path)
     server.start()
@@ -256,7 +254,7 @@ async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: P
         await state.aclose()
 
 
-async def test_a_long_log_is_read_without_waiting_for_news(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_log_is_read_without_waiting_for_notifications(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "POLL", 3600.0)
     job = await taken(state, await create(state))
     for number in range(2, 3 * PAGE):

@@ -1,4 +1,4 @@
-"""The queue of background responses: turns, leases, reservations."""
+"""The queue of background responses: turns of the owners, leases and reservations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_an_owner_with_one_job_does_not_wait_for_the_thousand_of_another(q
     assert owners.count("alice") == len(bobs)
 
 
-async def test_a_job_is_claimed_again_when_its_lease_is_over(queue: Queue) -> None:
+async def test_a_job_is_claimed_again_when_its_lease_has_expired(queue: Queue) -> None:
     (job,) = await enter(queue, "alice")
     assert await claim(queue) == job
     assert await claim(queue) is None
@@ -67,7 +67,7 @@ async def test_a_job_is_claimed_again_when_its_lease_is_over(queue: Queue) -> No
     assert await claim(queue) == job
 
 
-async def test_a_renewed_lease_lasts(queue: Queue) -> None:
+async def test_a_job_with_a_renewed_lease_is_not_claimed_again(queue: Queue) -> None:
     (job,) = await enter(queue, "alice")
     assert await claim(queue, lease=0.05) == job
     await queue.renew([job], LEASE)
@@ -75,7 +75,7 @@ async def test_a_renewed_lease_lasts(queue: Queue) -> None:
     assert await claim(queue) is None
 
 
-async def test_a_job_whose_creator_died_is_claimed_after_its_reservation(queue: Queue) -> None:
+async def test_a_job_whose_creator_died_is_claimed_when_its_reservation_has_expired(queue: Queue) -> None:
     await queue.reserve("job", "alice", LEASE)
     await queue.reserve("other", "alice", 0.01)
     await asyncio.sleep(0.05)
@@ -83,14 +83,14 @@ async def test_a_job_whose_creator_died_is_claimed_after_its_reservation(queue: 
     assert await claim(queue) is None
 
 
-async def test_a_job_that_is_handed_back_comes_first(queue: Queue) -> None:
+async def test_a_job_that_is_returned_to_the_queue_is_claimed_first(queue: Queue) -> None:
     first, second, third = await enter(queue, "alice", 3)
     assert await claim(queue) == first
     await queue.ready(first, first=True)
     assert [await claim(queue) for _ in range(3)] == [first, second, third]
 
 
-async def test_a_step_that_is_repeated_changes_nothing(queue: Queue) -> None:
+async def test_repeating_a_queue_operation_changes_nothing(queue: Queue) -> None:
     for _ in range(2):
         await queue.reserve("job", "alice", LEASE)
     for _ in range(2):
@@ -166,7 +166,7 @@ async def test_a_job_moves_up_when_earlier_ones_of_its_owner_are_cancelled(queue
     assert [job for job in claimed if job.startswith("alice")] == jobs
 
 
-async def test_a_running_job_that_ends_gives_no_turn_back(queue: Queue) -> None:
+async def test_the_turn_of_a_running_job_that_ends_is_not_reused(queue: Queue) -> None:
     await enter(queue, "bob", 4)
     jobs = await enter(queue, "alice", 3)
     while (job := await claim(queue)) != jobs[0]:
@@ -188,8 +188,8 @@ async def test_a_job_that_was_claimed_while_its_turn_was_damaged_is_not_queued_a
     assert next_one in [await claim(queue) for _ in range(2)]
 
 
-async def test_jobs_whose_lease_is_over_count_as_waiting(queue: Queue) -> None:
-    """Without them, no worker might be started for a job that was lost or waited for its upstream."""
+async def test_jobs_with_an_expired_lease_count_as_waiting(queue: Queue) -> None:
+    """Otherwise, no worker might be started for a job that was lost or waits for its upstream."""
     (job,) = await enter(queue, "alice")
     await claim(queue)
     assert await queue.backlog() == (0, 0.0)

@@ -1,4 +1,4 @@
-"""The record and the log of a background response: who may write, and what a repeat does."""
+"""The record and the log of a background response: fenced writers and idempotent writes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def damage(state: State, key: str) -> None:
     await state.client.command("SET", key, "another program's")
 
 
-async def test_a_taken_job_has_what_it_was_created_with(state: State) -> None:
+async def test_take_returns_the_values_that_a_job_was_created_with(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     assert (job.owner, job.body, job.credential, job.next_number) == (ALICE, {"model": "m"}, "sealed", 2)
@@ -107,7 +107,7 @@ async def test_a_taken_job_has_what_it_was_created_with(state: State) -> None:
     assert job.input[0]["content"] == "Hi"
 
 
-async def test_only_one_has_a_job(state: State) -> None:
+async def test_a_job_is_held_by_one_worker_at_a_time(state: State) -> None:
     response_id = await create(state)
     await taken(state, response_id)
     again = await take(state, response_id)
@@ -115,7 +115,7 @@ async def test_only_one_has_a_job(state: State) -> None:
     assert LEASE / 2 < again.left <= LEASE
 
 
-async def test_a_worker_that_lost_its_job_writes_nothing(state: State) -> None:
+async def test_a_worker_that_lost_its_job_cannot_write(state: State) -> None:
     response_id = await create(state)
     stalled = await taken(state, response_id, lease=0.05)
     await asyncio.sleep(0.1)
@@ -144,7 +144,7 @@ async def test_a_repeated_append_changes_nothing(state: State) -> None:
     assert await numbers(state, job.response_id) == [(0, 1), (2, 4)]
 
 
-async def test_a_gap_in_the_log_is_refused(state: State) -> None:
+async def test_a_write_that_would_leave_a_gap_in_the_log_is_refused(state: State) -> None:
     job = await taken(state, await create(state))
     assert not await append(state, job, batch(3, 4))
     with pytest.raises(Fenced):
@@ -152,7 +152,7 @@ async def test_a_gap_in_the_log_is_refused(state: State) -> None:
     assert await numbers(state, job.response_id) == [(0, 1)]
 
 
-async def test_a_repeated_end_is_the_same_end(state: State) -> None:
+async def test_ending_a_response_twice_writes_one_final_batch(state: State) -> None:
     job = await taken(state, await create(state))
     await end(state, job, 2)
     await end(state, job, 2)
@@ -198,7 +198,7 @@ async def test_a_lost_job_with_output_is_run_by_another_worker_up_to_a_maximum(s
     assert lost.job.next_number == 5
 
 
-async def test_the_time_for_tries_begins_anew_once_a_job_has_got_further(state: State) -> None:
+async def test_the_time_for_retries_restarts_once_a_job_has_made_progress(state: State) -> None:
     response_id = await create(state)
     error = {"code": "server_error", "message": "away"}
     await state.jobs.retry(await taken(state, response_id), error, seconds=0.01, is_attempt=False)
@@ -218,7 +218,7 @@ async def test_the_time_for_tries_begins_anew_once_a_job_has_got_further(state: 
     assert (job.retries, job.retry_seconds > 50) == (1, True)
 
 
-async def test_a_job_that_is_handed_back_was_not_an_attempt(state: State) -> None:
+async def test_releasing_a_job_does_not_count_as_an_attempt(state: State) -> None:
     response_id = await create(state)
     for _ in range(5):
         await state.jobs.release(await taken(state, response_id))
@@ -255,14 +255,14 @@ async def test_only_a_worker_whose_lease_expired_is_counted_as_lost(state: State
     assert counted() == before + 1
 
 
-async def test_a_job_stays_cancelled_when_its_canceller_dies(state: State) -> None:
+async def test_a_job_stays_cancelled_if_the_process_that_cancels_it_dies(state: State) -> None:
     response_id = await create(state)
     await taken(state, response_id, "cancel", lease=0.01)
     await asyncio.sleep(0.05)
     assert (await take(state, response_id)).verdict == "cancelled"
 
 
-async def test_a_further_cancel_waits_for_the_first_but_not_for_long(state: State) -> None:
+async def test_a_second_cancel_waits_for_the_first_for_a_limited_time(state: State) -> None:
     response_id = await create(state)
     first = await taken(state, response_id, "cancel")
     held = await take(state, response_id, "cancel")
@@ -277,14 +277,14 @@ async def test_another_owner_cannot_cancel(state: State) -> None:
     assert (await take(state, response_id)).verdict == "run"
 
 
-async def test_a_job_that_was_given_up_cannot_be_created_any_more(state: State) -> None:
+async def test_a_job_cannot_be_created_after_its_id_was_reported_missing(state: State) -> None:
     ids = RunIds()
     assert (await take(state, ids.response)).verdict == "missing"
     with pytest.raises(Deleted):
         await state.jobs.create(document(ids.response), {}, [], ALICE, "sealed", batch(0, 1))
 
 
-async def test_nothing_can_stand_on_a_response_that_runs(state: State) -> None:
+async def test_a_running_response_cannot_be_continued(state: State) -> None:
     response_id = await create(state)
     with pytest.raises(BadRequest, match="cannot be continued"):
         await state.responses.chain(response_id, ALICE)
@@ -303,7 +303,7 @@ async def test_the_credential_is_gone_when_the_response_has_ended(state: State) 
     assert not await state.client.command("EXISTS", key)
 
 
-async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
+async def test_a_worker_cannot_write_to_a_deleted_response(state: State) -> None:
     job = await taken(state, await create(state))
     await state.responses.delete(job.response_id, ALICE)
     assert not await append(state, job, batch(2, 2))
@@ -328,7 +328,7 @@ async def test_an_append_wakes_the_followers(state: State) -> None:
 
 
 @pytest.mark.parametrize("last", [2, 1500])
-async def test_a_batch_is_announced_as_a_whole_unless_it_is_long(state: State, last: int) -> None:
+async def test_a_batch_is_published_whole_unless_it_is_long(state: State, last: int) -> None:
     job = await taken(state, await create(state))
     address = response_address(job.response_id)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
@@ -348,13 +348,13 @@ async def test_a_message_to_a_worker_arrives(state: State) -> None:
         assert await asyncio.wait_for(messages.get(), 60) == b"resp_1"
 
 
-async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_path: Path) -> None:
+async def test_a_creation_whose_reply_is_lost_is_repeated_and_creates_one_job(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     try:
         async with wire(server.port) as line, aclosing(State(connect(line.url), StateOptions(patience=20))) as distant:
             with pytest.raises(Missing):
-                await distant.jobs.progress(RunIds().response)  # it is connected
+                await distant.jobs.progress(RunIds().response)  # so that it is connected
             line.cut_replies = 1
             response_id = await create(distant)
             assert line.cut_replies == 0
@@ -363,23 +363,23 @@ async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_
         server.kill()
 
 
-# -- tries after an error of the upstream ----------------------------------------------------------------------------------
+# -- retries after an upstream error ---------------------------------------------------------------------------------------
 
 BUSY = {"code": "server_error", "message": "busy"}
 
 
-async def test_a_job_that_is_put_back_is_queued_and_keeps_its_error(state: State) -> None:
+async def test_a_job_to_be_retried_is_queued_and_keeps_its_error(state: State) -> None:
     response_id = await create(state)
     for number in range(5):  # more often than it may lose its worker
         job = await taken(state, response_id)
         assert (job.retries, job.error, job.retry_seconds > 0) == (number, BUSY if number else None, number > 0)
         assert await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
         assert (await state.responses.get(response_id, ALICE)).document["status"] == "queued"
-    # Its worker may die before it tells the queue: the queue's lease brings the job back.
+    # Its worker may die before it updates the queue: then the lease in the queue returns the job.
     assert (await take(state, response_id)).verdict == "run"
 
 
-async def test_a_job_that_was_put_back_for_too_long_has_failed(state: State) -> None:
+async def test_a_job_fails_when_its_time_for_retries_is_over(state: State) -> None:
     response_id = await create(state)
     assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=0, is_attempt=False)
     found = await take(state, response_id, "settle")
@@ -388,14 +388,14 @@ async def test_a_job_that_was_put_back_for_too_long_has_failed(state: State) -> 
     assert (found.job.error, found.job.credential) == (BUSY, "sealed")
 
 
-async def test_a_job_whose_tries_count_fails_after_the_last_attempt(state: State) -> None:
+async def test_a_job_whose_retries_count_as_attempts_fails_after_the_last_one(state: State) -> None:
     response_id = await create(state)
     for _ in range(2):
         assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=60, is_attempt=True)
     assert (await take(state, response_id)).verdict == "failed"
 
 
-async def test_a_job_that_is_put_back_keeps_how_often_it_was_continued(state: State) -> None:
+async def test_a_retried_job_keeps_its_number_of_continuations(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     await state.jobs.retry(replace(job, continuations=job.continuations + 2), BUSY, seconds=60, is_attempt=False)
@@ -403,7 +403,7 @@ async def test_a_job_that_is_put_back_keeps_how_often_it_was_continued(state: St
     assert (await taken(state, response_id)).continuations == 2
 
 
-async def test_a_job_that_lost_its_workers_is_lost_whatever_error_came_before(state: State) -> None:
+async def test_a_job_that_lost_its_workers_is_lost_despite_an_earlier_error(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     await state.jobs.retry(job, {"code": "server_error", "message": "away"}, seconds=60, is_attempt=False)
@@ -412,14 +412,16 @@ async def test_a_job_that_lost_its_workers_is_lost_whatever_error_came_before(st
     assert (await take(state, response_id)).verdict == "lost"
 
 
-async def test_a_job_that_was_cancelled_cannot_be_put_back(state: State) -> None:
+async def test_a_cancelled_job_cannot_be_retried(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     await take(state, response_id, "cancel")
     assert not await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
 
 
-async def test_a_log_of_the_wrong_type_stops_no_other_job_of_its_worker(state: State, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_of_the_wrong_type_does_not_stop_the_other_jobs_of_its_worker(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
     jobs = [await taken(state, await create(state)) for _ in range(3)]
     await damage(state, address_of(jobs[1]).log)
     for number in (2, 3):
@@ -437,7 +439,7 @@ async def test_a_log_that_cannot_be_read_is_reported_as_damaged(state: State) ->
             await state.jobs.log(job.response_id, -1)
 
 
-async def test_a_record_of_the_wrong_type_costs_no_other_job_its_lease(state: State) -> None:
+async def test_a_record_of_the_wrong_type_does_not_stop_the_renewal_of_other_leases(state: State) -> None:
     jobs = [await taken(state, await create(state)) for _ in range(3)]
     await damage(state, address_of(jobs[1]).record)
     assert await state.jobs.renew([(job.response_id, job.token) for job in jobs], 5.0) == [True, False, True]
@@ -446,7 +448,7 @@ async def test_a_record_of_the_wrong_type_costs_no_other_job_its_lease(state: St
     assert (damaged.value.status, damaged.value.code) == (500, "state_damaged")
 
 
-async def test_a_log_that_is_begun_anew_expires_with_its_record(state: State) -> None:
+async def test_a_log_that_is_started_again_expires_with_its_record(state: State) -> None:
     job = await taken(state, await create(state))
     await state.client.command("DEL", address_of(job).log)
     assert await append(state, job, batch(2, 2))
@@ -463,7 +465,7 @@ async def test_a_response_whose_log_is_damaged_can_end(state: State) -> None:
     assert await numbers(state, job.response_id) == [(3, 3)]
 
 
-async def test_a_document_that_is_no_json_is_reported_as_damaged(state: State) -> None:
+async def test_a_document_with_invalid_json_is_reported_as_damaged(state: State) -> None:
     job = await taken(state, await create(state))
     await state.client.command("HSET", address_of(job).record, "document", "Jx")
     with pytest.raises(Damaged):
@@ -478,7 +480,7 @@ async def test_a_job_with_a_foreign_value_is_reported_as_damaged(state: State, f
         await take(state, response_id)
 
 
-async def test_events_that_are_written_during_an_outage_follow_when_it_is_over(tmp_path: Path) -> None:
+async def test_events_written_during_an_outage_are_appended_when_it_is_over(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     state = State(connect(server.url, timeout=0.5))
@@ -511,7 +513,7 @@ async def test_events_that_are_written_during_an_outage_follow_when_it_is_over(t
         (f"rmw:{{l{'a' * 24}}}:x:b", "value"),
     ],
 )
-def test_the_log_names_what_a_damaged_key_holds(key: str, kind: str) -> None:
+def test_the_log_names_the_kind_of_a_damaged_key(key: str, kind: str) -> None:
     assert kind_of(key) == kind
 
 

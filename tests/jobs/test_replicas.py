@@ -1,4 +1,4 @@
-"""Real processes that are killed, stopped, or told to stop while a background response runs."""
+"""Processes that are killed, suspended or terminated while a background response runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 async def begun(server: Server, upstream: ScriptedUpstream, *, go: Signal | None = None) -> str:
-    """A response whose first token has been seen."""
+    """Create a response, and wait for its first token."""
     upstream.stream(text("Hel"), go or Signal(), text("lo"), finish())
     async with aclosing(await server.ours()) as ours:
         follower = create_streamed(ours)
@@ -45,11 +45,11 @@ async def begun(server: Server, upstream: ScriptedUpstream, *, go: Signal | None
 
 
 def record(response_id: str) -> str:
-    """The key of its record."""
+    """Return the key of the record of a response."""
     return f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}"
 
 
-async def test_without_a_way_to_go_on_the_response_of_a_killed_worker_fails(
+async def test_the_response_of_a_killed_worker_fails_if_it_cannot_be_continued(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     doomed = run()
@@ -84,7 +84,7 @@ async def test_a_worker_that_is_killed_before_the_first_output_is_replaced(
     assert [event["type"] for event in events].count("response.in_progress") == 1
 
 
-async def test_a_worker_that_was_stalled_writes_nothing_when_it_wakes_up(
+async def test_a_suspended_worker_cannot_write_after_another_has_settled_its_job(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     stalled = run()
@@ -111,7 +111,7 @@ async def test_the_first_replica_that_returns_settles_jobs_lost_with_all_replica
     assert (await ended(replica(jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
-async def test_a_get_settles_a_job_that_has_long_had_no_worker(
+async def test_a_get_settles_a_job_whose_lease_expired_long_ago(
     run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run()
@@ -124,7 +124,7 @@ async def test_a_get_settles_a_job_that_has_long_had_no_worker(
 
 
 async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]:
-    """The id of a response that takes up the one worker of ours until the signal is set."""
+    """Occupy the only job slot of `ours` until the signal is set. Return the id of the response and the signal."""
     go = Signal()
     busy = upstream.stream(*HELLO, before=go)
     response_id = (await create(ours))["id"]
@@ -132,7 +132,7 @@ async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]
     return response_id, go
 
 
-async def test_a_full_worker_leaves_jobs_that_another_lost_to_the_next_free_one(
+async def test_a_job_of_a_killed_worker_is_settled_once_another_has_a_free_slot(
     run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
@@ -149,7 +149,7 @@ async def test_a_full_worker_leaves_jobs_that_another_lost_to_the_next_free_one(
     assert (await ended(full, lost))["status"] == "failed"
 
 
-async def test_a_job_lost_before_its_first_output_waits_for_a_free_worker(
+async def test_a_job_lost_before_its_first_output_runs_once_a_worker_has_a_free_slot(
     run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
@@ -222,7 +222,7 @@ async def test_a_stopping_worker_returns_jobs_without_output_to_the_queue(
     leaving.wait()
 
 
-async def test_a_job_that_is_returned_to_a_damaged_queue_runs_once_that_is_repaired(
+async def test_a_job_that_is_returned_to_a_damaged_queue_runs_once_the_queue_is_repaired(
     run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     leaving = run()
@@ -239,12 +239,12 @@ async def test_a_job_that_is_returned_to_a_damaged_queue_runs_once_that_is_repai
         upstream.stream(*HELLO)
         replica(jobs__lease=LEASE)
         async with asyncio.timeout(60):
-            while client.hget(record(response_id), "status") != b"completed":  # nobody asks for it, which would queue it again
+            while client.hget(record(response_id), "status") != b"completed":  # a GET would queue it again
                 await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("loop", ["_claim", "_beat", "_watch"])
-async def test_a_worker_goes_on_after_unexpected_errors(
+async def test_a_worker_restarts_a_loop_that_fails_with_an_unexpected_error(
     replica: Replica,
     upstream: ScriptedUpstream,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,10 +279,10 @@ async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Re
     leaving.wait()
 
 
-# -- the store -----------------------------------------------------------------------------------------------------------
+# -- Redis ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
+async def test_flushing_redis_ends_the_run_and_its_followers(
     replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__lease=LEASE)
@@ -307,13 +307,13 @@ def own_store(tmp_path: Path) -> Iterator[Store]:
 
 
 def fill(store: Store) -> None:
-    """Let the store refuse every write that takes memory."""
+    """Make the store refuse every write that needs memory."""
     with store.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
 
 
 async def running(ours: Ours, upstream: ScriptedUpstream, go: Signal) -> str:
-    """A response whose first token has been seen."""
+    """Create a response, and wait for its first token."""
     upstream.stream(text("Hel"), go)
     follower = create_streamed(ours)
     await follower.until(b'"Hel"')
@@ -321,7 +321,7 @@ async def running(ours: Ours, upstream: ScriptedUpstream, go: Signal) -> str:
     return str(follower.events[0]["response"]["id"])
 
 
-async def test_with_a_full_redis_jobs_can_be_cancelled_deleted_and_settled(
+async def test_jobs_can_be_cancelled_deleted_and_settled_while_redis_is_full(
     replica: Replica, upstream: ScriptedUpstream, own_store: Store
 ) -> None:
     worker = replica(redis__url=own_store.url, jobs__lease=120)
@@ -343,18 +343,20 @@ async def test_with_a_full_redis_jobs_can_be_cancelled_deleted_and_settled(
     go.set()
 
 
-async def test_a_response_that_a_full_redis_keeps_from_being_settled_can_still_be_read(
+async def test_a_response_that_cannot_be_settled_because_redis_is_full_can_still_be_read(
     replica: Replica, own_store: Store
 ) -> None:
     ours = replica(redis__url=own_store.url, jobs__concurrency=0)
     response_id = (await create(ours))["id"]
     with own_store.client() as client:
-        client.hset(record(response_id), "looked", 0)  # its place in the queue is to be checked
+        client.hset(record(response_id), "looked", 0)  # so that its place in the queue is checked
     fill(own_store)
     assert (await get(ours, response_id))["status"] == "queued"
 
 
-async def test_a_foreign_entry_in_the_queue_delays_no_job(replica: Replica, upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_a_foreign_entry_in_the_queue_does_not_delay_jobs(
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
+) -> None:
     ours = replica(jobs__concurrency=0, jobs__lease=LEASE)
     response_id = (await create(ours))["id"]
     with redis.Redis.from_url(redis_url) as client:
@@ -366,7 +368,7 @@ async def test_a_foreign_entry_in_the_queue_delays_no_job(replica: Replica, upst
 
 
 @pytest.mark.parametrize("entry", [b"junk%d", b"\xff%d"])
-async def test_a_queue_full_of_foreign_entries_keeps_no_worker_busy(
+async def test_a_queue_full_of_foreign_entries_does_not_keep_workers_busy(
     replica: Replica, redis_url: str, entry: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damages() -> float:
@@ -389,7 +391,7 @@ async def test_a_queue_full_of_foreign_entries_keeps_no_worker_busy(
 
 
 @pytest.mark.parametrize("looks", [get, follow])
-async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_looks_at_it(
+async def test_a_job_that_is_missing_from_the_queue_runs_once_it_is_retrieved_or_followed(
     replica: Replica, upstream: ScriptedUpstream, redis_url: str, looks: Any
 ) -> None:
     ours = replica(jobs__concurrency=0)
@@ -408,8 +410,8 @@ async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_loo
         assert looking.events[-1]["response"]["output_text"] == "Hello"
 
 
-@pytest.mark.parametrize("others", [["a secret that belongs to somebody else"], []], ids=["another", "none"])
-async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
+@pytest.mark.parametrize("others", [["a secret that belongs to somebody else"], []], ids=["another key", "no key"])
+async def test_a_job_of_another_key_waits_for_a_replica_that_has_the_key(
     replica: Replica, upstream: ScriptedUpstream, others: list[str]
 ) -> None:
     ours = replica(jobs__concurrency=0)
@@ -422,7 +424,9 @@ async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
     assert len(upstream.requests) == 1
 
 
-async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: ScriptedUpstream, redis_url: str) -> None:
+async def test_a_job_whose_key_is_not_rolled_out_in_time_fails(
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
+) -> None:
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
     with redis.Redis.from_url(redis_url) as client:
         document = unpack(client.hget(record(response_id), "document"))
@@ -436,11 +440,11 @@ async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: S
     assert upstream.requests == []
 
 
-async def test_a_creation_that_took_so_long_that_the_job_was_given_up_is_to_be_tried_again(
+async def test_a_create_that_takes_so_long_that_its_job_is_given_up_is_a_503_with_retry_after(
     replica: Replica, upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     class Slow(Wire):
-        """What a worker does who finds a job without a record is done as the record is on its way."""
+        """Write the tombstone of a worker that finds the job without a record, before the record arrives."""
 
         async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while data := await reader.read(1 << 16):
@@ -468,15 +472,18 @@ async def test_a_creation_that_took_so_long_that_the_job_was_given_up_is_to_be_t
 
 
 @pytest.mark.timeout(240)
-def test_chaos_in_its_short_form() -> None:
-    """The script checks: all responses end, logs are contiguous with one end, followers read what the logs hold."""
+def test_a_short_chaos_run_succeeds() -> None:
+    """The script checks the responses, the logs and the followers.
+
+    All responses end, logs are contiguous with one final event, and followers read the events of the logs.
+    """
     command = [sys.executable, "-m", "benchmarks.chaos", "--jobs", "24", "--seconds", "8", "--patience", "60"]
-    faults = ["--faults", "kill", "stall", "restart_valkey"]  # what else may happen takes longer runs, by scripts/chaos
+    faults = ["--faults", "kill", "stall", "restart_valkey"]  # other faults need longer runs of scripts/chaos
     played = subprocess.run([*command, *faults], capture_output=True, text=True, timeout=220, check=False, cwd=ROOT)
     assert played.returncode == 0, played.stdout + played.stderr
 
 
-async def test_a_credential_that_no_replica_can_decrypt_ends_the_job(
+async def test_a_credential_that_no_replica_can_decrypt_fails_the_job(
     run: Run, upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     embedded = {"redis__url": None, "auth__secret_keys": None, "redis__data_dir": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""Background responses whose upstream is away for a moment, or for longer."""
+"""Background responses whose upstream is unavailable, briefly or for longer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAST = 0.05
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries come at once."""
+    """Retry almost at once."""
     monkeypatch.setattr(job_runner, "FIRST_DELAY", FAST)
     monkeypatch.setattr(worker, "POLL", FAST)
 
@@ -64,18 +64,18 @@ class UnavailableUpstream:
 
 
 async def waiting(ours: Ours, response_id: str, asked: Any) -> dict[str, Any]:
-    """The document when its job was put back after an error."""
+    """Wait until the job was returned to the queue after an error, and return the document."""
     async with asyncio.timeout(60):
         while not asked() or (document := await get(ours, response_id))["status"] != "queued":
             await asyncio.sleep(0.02)
     return document
 
 
-# -- what is tried again ---------------------------------------------------------------------------------------------------
+# -- errors that are retried -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_an_upstream_that_is_away_for_a_moment_fails_no_job(
+async def test_a_job_is_retried_until_the_upstream_is_available_again(
     fast: None, replica: Replica, upstream: ScriptedUpstream, status: int
 ) -> None:
     ours = replica(upstream__status_grace=0)
@@ -90,7 +90,7 @@ async def test_an_upstream_that_is_away_for_a_moment_fails_no_job(
     assert [event["type"] for event in events].count("response.in_progress") == 1
 
 
-async def test_a_connection_that_breaks_before_the_first_output_is_tried_again(
+async def test_a_job_is_retried_if_its_connection_breaks_before_the_first_output(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     ours = replica()
@@ -99,7 +99,7 @@ async def test_a_connection_that_breaks_before_the_first_output_is_tried_again(
     assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
 
 
-async def test_a_job_that_breaks_the_upstream_each_time_is_given_up(
+async def test_a_job_whose_connection_breaks_each_time_fails_after_three_attempts(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     ours = replica()
@@ -153,7 +153,7 @@ async def test_a_connection_that_breaks_after_the_first_output_fails_the_respons
     assert len(upstream.requests) == 1
 
 
-async def test_jobs_outlive_an_upstream_that_refuses_connections(
+async def test_jobs_wait_for_an_upstream_that_refuses_connections(
     fast: None, away: tuple[Ours, str], replica: Replica, upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     front, url = away
@@ -167,7 +167,7 @@ async def test_jobs_outlive_an_upstream_that_refuses_connections(
     assert {(await ended(front, job))["status"] for job in jobs} == {"completed"}
 
 
-async def test_jobs_outlive_an_upstream_that_is_down_behind_a_proxy_that_accepts_connections(
+async def test_jobs_wait_for_an_upstream_whose_proxy_accepts_and_then_resets_connections(
     fast: None, away: tuple[Ours, str], replica: Replica, upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     front, url = away
@@ -192,7 +192,7 @@ async def test_jobs_outlive_an_upstream_that_is_down_behind_a_proxy_that_accepts
     assert (await ended(front, job))["status"] == "completed"
 
 
-async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
+async def test_a_job_fails_with_the_upstreams_error_if_the_upstream_stays_unavailable(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     ours = replica(upstream__overload_timeout=0.05, upstream__status_grace=0)
@@ -227,7 +227,7 @@ async def test_without_an_overload_timeout_the_first_error_fails_the_job(replica
     assert (done["status"], done["error"]["code"]) == ("failed", "rate_limit_exceeded")
 
 
-async def test_a_job_waits_as_long_as_the_upstream_asks(fast: None, replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_job_waits_for_the_retry_after_time(fast: None, replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(upstream__status_grace=0)
     upstream.whole(error("busy"), 429, headers={"retry-after": "2"})
     upstream.stream(*HELLO)
@@ -236,11 +236,13 @@ async def test_a_job_waits_as_long_as_the_upstream_asks(fast: None, replica: Rep
     assert time.monotonic() - began > 1.9
 
 
-# -- while it waits --------------------------------------------------------------------------------------------------------
+# -- jobs that wait for a retry --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-async def test_a_waiting_job_is_ended_at_once(replica: Replica, upstream: ScriptedUpstream, how: str) -> None:
+async def test_a_job_that_waits_for_a_retry_can_be_cancelled_or_deleted_at_once(
+    replica: Replica, upstream: ScriptedUpstream, how: str
+) -> None:
     ours = replica(upstream__status_grace=0)
     upstream.whole(error("busy"), 429, headers={"retry-after": "500"})
     job = (await create(ours))["id"]
@@ -253,7 +255,7 @@ async def test_a_waiting_job_is_ended_at_once(replica: Replica, upstream: Script
         assert (await ours.http.get(f"/v1/responses/{job}")).status_code == 404
 
 
-async def test_one_callers_limit_holds_up_nobody_else(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_rate_limited_jobs_do_not_delay_other_jobs(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(upstream__status_grace=0)
     for _ in range(5):
         upstream.whole(error("busy"), 429, headers={"retry-after": "500"})
@@ -263,7 +265,7 @@ async def test_one_callers_limit_holds_up_nobody_else(replica: Replica, upstream
     assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
 
 
-async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
+async def test_an_unavailable_upstream_is_called_by_one_job_at_a_time(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     front = replica(jobs__concurrency=0)
@@ -287,14 +289,16 @@ async def test_jobs_whose_time_for_retries_is_over_fail_together(
     away = UnavailableUpstream(upstream, together=len(jobs))
     replica(upstream=away, upstream__status_grace=0, upstream__dialect="openai", upstream__overload_timeout=0.05)
     await away.go.wait()
-    with redis.Redis.from_url(redis_url) as client:  # a GET would end the jobs that it asks for
+    with redis.Redis.from_url(redis_url) as client:  # a GET would end the job that it reads
         async with asyncio.timeout(20):
             while {client.hget(record(job), "status") for job in jobs} != {b"failed"}:
                 await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", ["frame", "status"])
-async def test_errors_of_ones_requests_hold_up_nobody_else(replica: Replica, upstream: ScriptedUpstream, fault: str) -> None:
+async def test_jobs_with_upstream_errors_do_not_delay_other_jobs(
+    replica: Replica, upstream: ScriptedUpstream, fault: str
+) -> None:
     ours = replica(upstream__status_grace=0)
     for _ in range(5):
         if fault == "frame":
@@ -309,7 +313,7 @@ async def test_errors_of_ones_requests_hold_up_nobody_else(replica: Replica, ups
     assert time.monotonic() - began < 20
 
 
-# -- the parts -------------------------------------------------------------------------------------------------------------
+# -- retry_reason, retry_delay and CircuitBreaker --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ async def test_errors_of_ones_requests_hold_up_nobody_else(replica: Replica, ups
         (None, None),
     ],
 )
-def test_errors_after_which_a_job_is_tried_again(failure: Exception | None, reason: str | None) -> None:
+def test_a_job_is_retried_after_overloads_and_lost_connections_only(failure: Exception | None, reason: str | None) -> None:
     assert job_runner.retry_reason(failure) == reason
 
 

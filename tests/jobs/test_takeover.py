@@ -1,4 +1,4 @@
-"""A background response whose worker is lost or stops goes on at another worker, from the next event."""
+"""Takeover of a background response by another worker, which continues it from the next event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def upstream() -> Continuing:
 
 @pytest.fixture
 def long_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs wait in the queue for minutes, though running responses do not."""
+    """Let jobs wait in the queue for minutes, although running responses do not wait that long."""
     monkeypatch.setattr(job_runner, "TIMEOUT_FACTOR", 3000)
 
 
@@ -45,7 +45,7 @@ def mount() -> str:
 
 @pytest.fixture
 def other(replica: Replica, upstream_url: str) -> Any:
-    """Starts a replica in front of the same upstream."""
+    """Start a replica in front of the same upstream."""
     return lambda **settings: replica(upstream=upstream_url, jobs__lease=LEASE, **settings)
 
 
@@ -55,7 +55,7 @@ def upstream_url(serve: Serve, upstream: Continuing) -> str:
 
 
 async def begun(server: Server, upstream: Continuing, deltas: int, **body: Any) -> str:
-    """A response whose answer stalls after that number of deltas, all of which are in the log."""
+    """Create a response whose answer stalls after `deltas` deltas, and wait until all of them are in the log."""
     upstream.cuts, upstream.broken = deque([deltas + len(upstream.calls)]), Signal()
     ours = await server.ours()
     follower = create_streamed(ours, **body)
@@ -79,7 +79,9 @@ def laws(events: list[dict[str, Any]], document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deltas", [1, 7, -(-len(SAID) // PIECE)])
-async def test_the_text_of_a_killed_worker_goes_on_at_another(run: Run, other: Any, upstream: Continuing, deltas: int) -> None:
+async def test_another_worker_continues_the_text_of_a_killed_worker(
+    run: Run, other: Any, upstream: Continuing, deltas: int
+) -> None:
     doomed = run()
     response_id = await begun(doomed, upstream, deltas)
     ours = other()
@@ -114,7 +116,9 @@ async def test_the_log_of_a_response_that_no_worker_continues_is_read_once(
     assert reads == [response_id]
 
 
-async def test_reasoning_of_a_killed_worker_is_closed_and_begun_again(run: Run, other: Any, upstream: Continuing) -> None:
+async def test_reasoning_of_a_killed_worker_is_closed_as_incomplete_and_started_again(
+    run: Run, other: Any, upstream: Continuing
+) -> None:
     upstream.thought = THOUGHT
     doomed = run()
     response_id = await begun(doomed, upstream, 3)
@@ -129,7 +133,7 @@ async def test_reasoning_of_a_killed_worker_is_closed_and_begun_again(run: Run, 
     laws(await streamed(ours, response_id), document)
 
 
-async def test_results_of_tools_are_kept_and_no_call_runs_twice(
+async def test_another_worker_keeps_tool_results_and_repeats_no_tool_call(
     run: Run, other: Any, upstream: Continuing, serve: Serve
 ) -> None:
     upstream.calls, upstream.said = (("get_weather", '{"city": "Paris"}'),), ""
@@ -153,7 +157,9 @@ async def test_results_of_tools_are_kept_and_no_call_runs_twice(
     laws(await streamed(ours, response_id), document)
 
 
-async def test_a_call_for_the_client_ends_the_response_of_a_killed_worker(run: Run, other: Any, upstream: Continuing) -> None:
+async def test_a_response_whose_worker_is_killed_in_a_function_call_for_the_client_fails(
+    run: Run, other: Any, upstream: Continuing
+) -> None:
     upstream.calls, upstream.said = (("weather", '{"city": "Paris"}'),), ""
     doomed = run()
     function = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
@@ -165,7 +171,7 @@ async def test_a_call_for_the_client_ends_the_response_of_a_killed_worker(run: R
     assert "lost" in document["error"]["message"]
 
 
-async def test_a_stopping_worker_hands_running_jobs_over(run: Run, other: Any, upstream: Continuing) -> None:
+async def test_a_stopping_worker_hands_its_running_jobs_to_another(run: Run, other: Any, upstream: Continuing) -> None:
     leaving = run(server__drain_timeout=0.5, jobs__lease=60)
     response_id = await begun(leaving, upstream, 6)
     ours = other()
@@ -177,7 +183,7 @@ async def test_a_stopping_worker_hands_running_jobs_over(run: Run, other: Any, u
 
 
 @pytest.mark.usefixtures("long_queue_timeout")
-async def test_a_job_with_output_waits_in_the_queue_for_an_upstream_that_stays_away(
+async def test_a_job_with_output_waits_in_the_queue_while_the_upstream_is_unavailable(
     run: Run, other: Any, upstream: Continuing
 ) -> None:
     upstream.cuts = deque([6])
@@ -192,7 +198,7 @@ async def test_a_job_with_output_waits_in_the_queue_for_an_upstream_that_stays_a
 
 
 class Crashing(Continuing):
-    """Crashes within each answer, and restarts slowly: chat requests are refused until its models are asked for."""
+    """Crashes within each answer, and restarts slowly: it refuses chat requests until its models are listed."""
 
     is_down = False
 
@@ -209,7 +215,7 @@ class Crashing(Continuing):
 
 @pytest.mark.usefixtures("long_queue_timeout")
 @pytest.mark.parametrize("upstream", [Crashing(SAID), Crashing(SAID, THOUGHT)], ids=["text", "reasoning"])
-async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
+async def test_a_response_that_crashes_the_upstream_each_time_fails(
     other: Any, upstream: Crashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
@@ -224,7 +230,7 @@ async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
     laws(follower.events, document)
 
 
-async def test_a_response_is_continued_three_times_by_all_workers_together(
+async def test_a_response_is_continued_at_most_three_times_by_all_workers_together(
     other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
@@ -241,10 +247,12 @@ async def test_a_response_is_continued_three_times_by_all_workers_together(
 
 
 @pytest.mark.usefixtures("long_queue_timeout")
-async def test_what_other_workers_wrote_counts_in_the_bound_of_a_log(other: Any, upstream: Continuing) -> None:
+async def test_events_written_by_other_workers_count_toward_the_maximum_size_of_a_log(other: Any, upstream: Continuing) -> None:
     upstream.said = "".join(f"{number} " for number in range(320))
     upstream.cuts = deque([200])
-    ours = other(upstream__overload_timeout=0.2, limits__max_request_bytes=10_000)  # the log of each half has about 54,000
+    ours = other(
+        upstream__overload_timeout=0.2, limits__max_request_bytes=10_000
+    )  # the log of each half has about 54,000 bytes
     upstream.refusals = [error("starting", 503)] * 4
     follower = create_streamed(ours)
     await asyncio.wait_for(follower.task, 60)
