@@ -1,4 +1,4 @@
-"""An OTLP receiver, and our commands as processes that send to it."""
+"""An OTLP receiver, and `responses-mw` processes that export to it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Command:
         async with asyncio.timeout(60):
             while True:
                 assert self.process.poll() is None, self.log
-                with suppress(httpx.TransportError):  # not there yet
+                with suppress(httpx.TransportError):  # not listening yet
                     answer = await self.admin.http.get("/readyz")
                     is_listening = answer.json()["checks"].get("server", "ok") == "ok"  # a worker does not listen
                     if is_listening and (path == "/livez" or answer.status_code == 200):
@@ -191,7 +191,7 @@ def environment(serve: Serve, collector: Collector) -> dict[str, str]:
 async def start(
     fork_server: ForkServer, upstream_url: str, redis_url: str, environment: dict[str, str], tmp_path: Path
 ) -> AsyncIterator[Start]:
-    """Start `serve` or `worker` with settings and further variables."""
+    """Start `serve` or `worker` with settings and additional environment variables."""
     async with AsyncExitStack() as stack:
 
         def start(command: str, variables: dict[str, str] | None = None, **settings: Any) -> Command:

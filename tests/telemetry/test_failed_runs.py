@@ -1,4 +1,4 @@
-"""Each way in which a run fails leaves an access line, a warning, a metric and a failed span."""
+"""Every failure of a run produces an access line, a warning, a metric and a failed span."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 
 @dataclass
 class Watched:
-    """A server, and what an operator sees of it."""
+    """A server, with its log, metrics and spans."""
 
     front: Command
     collector: Collector
@@ -78,7 +78,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Case:
-    """A request, how the upstream fails it, and what is seen of that."""
+    """A request, the answer of the upstream that fails it, and the expected telemetry."""
 
     script: Callable[[ScriptedUpstream], object]
     status: int
@@ -89,7 +89,7 @@ class Case:
     body: Facts = field(default_factory=dict)
     path: str = "/v1/responses"
     turn_error: str = ""
-    """`error.type` of the turn's span and metric, if it is another one."""
+    """`error.type` of the turn's span and metric, if it differs from `span_error`."""
 
 
 STREAM: Facts = {"stream": True}
@@ -170,7 +170,7 @@ async def watched(serve: Serve, start: Start, collector: Collector) -> Watched:
 
 
 @pytest.mark.timeout(120)
-async def test_every_failed_run_is_seen_in_log_metrics_and_spans(watched: Watched, upstream: ScriptedUpstream) -> None:
+async def test_every_failed_run_appears_in_the_log_metrics_and_spans(watched: Watched, upstream: ScriptedUpstream) -> None:
     for number, (name, case) in enumerate(CASES.items()):
         request = f"failure-{number}"
         http = {"http_route": case.path, "http_response_status_code": str(case.status), "error_type": case.span_error}
@@ -200,9 +200,7 @@ async def test_every_failed_run_is_seen_in_log_metrics_and_spans(watched: Watche
 
 
 @pytest.mark.timeout(120)
-async def test_what_is_no_failed_run_gives_no_warning_and_is_seen_all_the_same(
-    watched: Watched, upstream: ScriptedUpstream
-) -> None:
+async def test_requests_without_a_failed_run_are_logged_without_a_warning(watched: Watched, upstream: ScriptedUpstream) -> None:
     upstream.whole(error(SECRET, 401), 401)
     await watched.post("refused-by-upstream")
     await watched.post("refused", tools=7)
@@ -251,7 +249,9 @@ async def test_what_is_no_failed_run_gives_no_warning_and_is_seen_all_the_same(
 
 
 @pytest.mark.timeout(120)
-async def test_failed_jobs_and_websockets_are_seen_too(watched: Watched, upstream: ScriptedUpstream) -> None:
+async def test_failed_jobs_and_websocket_responses_appear_in_the_log_and_spans(
+    watched: Watched, upstream: ScriptedUpstream
+) -> None:
     upstream.whole(error(SECRET, 500), 500)
     job = (await watched.post("queued", background=True)).json()
     assert (await watched.record("responses_mw.access", request="queued"))["outcome"] == "queued"
@@ -280,7 +280,9 @@ async def test_failed_jobs_and_websockets_are_seen_too(watched: Watched, upstrea
 
 
 @pytest.mark.timeout(120)
-async def test_a_run_that_a_shutdown_ends_is_seen(start: Start, collector: Collector, upstream: ScriptedUpstream) -> None:
+async def test_a_run_that_is_ended_by_a_shutdown_appears_in_the_log_and_spans(
+    start: Start, collector: Collector, upstream: ScriptedUpstream
+) -> None:
     watched = Watched(await start("serve", server__drain_timeout=1).is_ready(), collector)
     answer = upstream.stream(text("a"), Signal())
     asking = asyncio.create_task(watched.post("drained", **STREAM))
@@ -296,7 +298,7 @@ async def test_a_run_that_a_shutdown_ends_is_seen(start: Start, collector: Colle
 
 
 @pytest.mark.timeout(120)
-async def test_an_upstream_that_does_not_answer_in_time_and_a_redis_that_is_away_are_seen(
+async def test_an_upstream_timeout_and_an_unavailable_redis_appear_in_the_log(
     start: Start, collector: Collector, upstream: ScriptedUpstream
 ) -> None:
     settings = {"upstream__timeout": 1, "redis__url": "redis://127.0.0.1:1", "redis__timeout": 0.5}
@@ -326,7 +328,7 @@ async def test_an_upstream_that_does_not_answer_in_time_and_a_redis_that_is_away
 
 
 @pytest.mark.timeout(120)
-async def test_no_text_of_a_response_that_is_not_stored_is_logged_even_at_debug(
+async def test_texts_of_unstored_responses_are_not_logged_even_at_debug(
     start: Start, collector: Collector, upstream: ScriptedUpstream
 ) -> None:
     capture = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}

@@ -1,4 +1,4 @@
-"""Nothing fails silently: each failure leaves a line in the log and a metric, from which an alert follows."""
+"""No failure is silent: each produces a log line, and a metric that fires an alert."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 
 def warned(caplog: pytest.LogCaptureFixture, **facts: Any) -> bool:
-    """Whether the warning about one failed run has these facts."""
+    """Return whether the only warning about a failed run has these facts."""
     [found] = [one for one in caplog.records if one.name == "responses_mw.runs" and one.levelno == logging.WARNING]
     known: dict[str, Any] = vars(found)["facts"]
     return facts.items() <= known.items()
@@ -77,7 +77,7 @@ async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_failed_run_is_a_warning_a_metric_and_an_alert(
+async def test_a_failed_run_is_reported_by_a_warning_a_metric_and_alerts(
     serve: Serve, upstream: ScriptedUpstream, redis_url: str, caplog: pytest.LogCaptureFixture, streams: bool
 ) -> None:
     before = scrape()
@@ -97,7 +97,7 @@ async def test_a_failed_run_is_a_warning_a_metric_and_an_alert(
         assert_fires(alert, before, after)
 
 
-async def test_a_failed_background_response_is_a_warning_a_metric_and_an_alert(
+async def test_a_failed_background_response_is_reported_by_a_warning_a_metric_and_an_alert(
     serve: Serve, upstream: ScriptedUpstream, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = scrape()
@@ -117,7 +117,7 @@ async def test_a_failed_background_response_is_a_warning_a_metric_and_an_alert(
     assert_fires("ResponsesFailing", before, after)
 
 
-async def test_an_upstream_that_is_away_is_a_metric_and_an_alert(redis_url: str) -> None:
+async def test_an_unreachable_upstream_is_reported_by_a_metric_and_an_alert(redis_url: str) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     UPSTREAM_UP.set(1)
     before = scrape()
@@ -128,7 +128,7 @@ async def test_an_upstream_that_is_away_is_a_metric_and_an_alert(redis_url: str)
     assert_fires("ResponsesUpstreamDown", before, scrape())
 
 
-async def test_a_redis_that_is_away_is_a_warning_metrics_and_alerts(
+async def test_an_unavailable_redis_is_reported_by_a_warning_metrics_and_alerts(
     serve: Serve, upstream: ScriptedUpstream, valkey: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     upstream.whole(completion({"role": "assistant", "content": "hello"}))
@@ -144,7 +144,7 @@ async def test_a_redis_that_is_away_is_a_warning_metrics_and_alerts(
         assert_fires(alert, before, after)
 
 
-async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_looks(
+async def test_a_full_redis_is_reported_by_the_log_readyz_the_check_metrics_and_alerts(
     serve: Serve,
     upstream: ScriptedUpstream,
     valkey: Server,

@@ -79,18 +79,18 @@ def test_an_exception_is_logged_by_place_and_class_without_its_message(formatter
     assert "in raised" in text
 
 
-def test_debugging_shows_the_message_of_an_exception() -> None:
+def test_a_debug_log_contains_the_message_of_an_exception() -> None:
     assert PROMPT in JSONFormatter(with_messages=True).format(record("x", error=raised()))
 
 
 @pytest.mark.parametrize(("stores", "shown"), [(True, True), (False, False)])
-def test_debugging_shows_no_message_within_a_request_that_is_not_stored(stores: bool, shown: bool) -> None:
+def test_a_debug_log_omits_exception_messages_of_requests_that_are_not_stored(stores: bool, shown: bool) -> None:
     with activated(RequestContext(stores=stores)):
         text = JSONFormatter(with_messages=True).format(record("x", error=raised()))
     assert (PROMPT in text) is shown
 
 
-# What can begin a line, move a cursor, or turn a text around.
+# Characters that can begin a line, move the cursor or change the direction of text.
 CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0x2066, 0xD800]))
 
 
@@ -113,13 +113,13 @@ def test_no_text_of_an_exception_looks_like_a_record(formatter: logging.Formatte
     assert any("forged" in line for line in [first, *rest])
 
 
-def test_a_traceback_is_read_line_by_line() -> None:
+def test_the_human_format_prints_a_traceback_line_by_line() -> None:
     lines = HumanFormatter().format(record("x", error=raised())).split("\n")
     assert any(line.strip().startswith("File ") for line in lines)
     assert lines[-1].strip() == "builtins.ValueError"
 
 
-async def test_a_path_that_has_a_line_break_is_logged_in_one_line(
+async def test_a_path_with_a_line_break_is_logged_on_one_line(
     serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
@@ -167,7 +167,7 @@ async def asked(app: Any, path: str = "/v1/things/secret-id?key=secret") -> None
         await client.get(path, headers={"authorization": f"Bearer {SECRET}"})
 
 
-async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_logs_one_line_without_path_query_or_credential(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
     await asked(answering(b"{}"))
     [line] = caplog.records
@@ -180,7 +180,7 @@ async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog
     assert (facts["response"], facts["owner"]) == ("resp_1", "01234567")
 
 
-async def test_the_line_of_an_anonymous_request_says_so_in_full(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_line_of_an_anonymous_request_ends_with_owner_anonymous(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
     await asked(answering(b"{}", owner="anonymous"))
     [line] = caplog.records
@@ -204,7 +204,7 @@ async def test_the_time_of_a_request_includes_opening_the_application(caplog: py
     assert json.loads(JSONFormatter().format(line))["seconds"] >= 0.2
 
 
-async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
+async def test_a_valid_request_id_of_the_caller_is_kept_and_otherwise_a_new_one_is_generated() -> None:
     transport = httpx.ASGITransport(TelemetryMiddleware(answering(b"{}")))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         given = [
@@ -227,7 +227,7 @@ async def test_streams_are_counted_while_they_are_open() -> None:
     assert active_requests() == 0
 
 
-async def test_a_client_that_left_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_is_logged_with_left_true(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def left(scope: Scope, receive: Receive, send: Send) -> None:
@@ -240,7 +240,7 @@ async def test_a_client_that_left_is_logged_as_such(caplog: pytest.LogCaptureFix
     assert all("left=true" in line.getMessage() for line in caplog.records)
 
 
-async def test_a_chosen_name_is_bounded_and_looks_like_no_other_fact(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_name_in_the_access_line_is_truncated_and_quoted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
     model = "m owner=forged " + "x" * 1000
 
@@ -278,7 +278,7 @@ async def test_the_upstreams_text_is_logged_at_debug_unless_the_response_is_not_
     assert all(f"{PROMPT}\\n" in text and len(text) < 600 for text in texts)
 
 
-def test_a_cancelled_tool_call_is_not_a_failed_one() -> None:
+def test_a_cancelled_tool_call_is_not_counted_as_an_error() -> None:
     request = RequestContext()
     span = tool_call_span("f", "{}", call_id="c", label="", kind="mcp", server="s")
     with activated(request), pytest.raises(asyncio.CancelledError), span:
@@ -286,7 +286,7 @@ def test_a_cancelled_tool_call_is_not_a_failed_one() -> None:
     assert (request.tool_calls, request.tool_errors) == (1, 0)
 
 
-async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_application_that_raises_is_logged_as_a_500(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -301,7 +301,7 @@ async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixt
     assert PROMPT not in caplog.text
 
 
-async def test_a_stream_that_an_error_breaks_off_is_not_one_that_the_client_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_ends_with_an_error_is_not_logged_as_left_by_the_client(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def batches() -> AsyncGenerator[list[Event], None]:
@@ -320,7 +320,9 @@ async def test_a_stream_that_an_error_breaks_off_is_not_one_that_the_client_left
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
-async def test_a_send_that_fails_says_that_the_client_left(caplog: pytest.LogCaptureFixture, is_complete: bool) -> None:
+async def test_a_connection_error_before_the_end_of_a_response_is_logged_as_left_by_the_client(
+    caplog: pytest.LogCaptureFixture, is_complete: bool
+) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -340,7 +342,7 @@ async def _forget(_: Any) -> None:
     pass
 
 
-# -- a process -------------------------------------------------------------------------------------------------------------------
+# -- a server process ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(90)
@@ -351,7 +353,7 @@ async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: Scr
     created = await front.ours.client.with_options(api_key=SECRET).responses.create(model="tiny", input=PROMPT)
     await front.ours.http.get("/v1/unknown?q=confidential")
     await front.ours.http.post("/v1/responses?q=confidential", json={"model": PROMPT, "input": PROMPT, "tools": 7})
-    await front.logged("GET * 404")  # a line may follow its answer
+    await front.logged("GET * 404")  # the line may be written after the answer
     log = await front.logged(" 400 ")
     for private in (PROMPT, SECRET, "confidential"):
         assert private not in log

@@ -1,4 +1,4 @@
-"""Metrics: recording, bounds, exposition."""
+"""Metrics: recording, limits and exposition."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ print(json.dumps([points, instruments.exposition("")[0].decode()]))
 
 
 def run_script(script: str, **environment: str) -> Any:
-    """Run `script` in a process of its own, and decode the JSON that it prints."""
+    """Run `script` in a separate process, and decode the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
@@ -105,7 +105,7 @@ print(json.dumps([instruments.exposition("")[0].decode(), generate_latest(host).
 """
 
 
-def test_a_host_in_multiprocess_mode_exports_our_metrics_too(tmp_path: Path) -> None:
+def test_a_host_in_multiprocess_mode_also_exports_the_metrics_of_responses_mw(tmp_path: Path) -> None:
     """vLLM sets `PROMETHEUS_MULTIPROC_DIR`."""
     ours, hosts = map(parsed, run_script(MULTIPROCESS, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)))
     for families in (ours, hosts):
@@ -172,7 +172,7 @@ def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_turn_counts_its_own_tokens_only() -> None:
+def test_a_turn_counts_only_its_own_tokens() -> None:
     doc = document(10)
     turn = TurnSpan({**CHAT, "model": "counted"}, doc, "count")
     turn.answer_started({})
@@ -190,7 +190,7 @@ def test_a_turn_counts_its_own_tokens_only() -> None:
     assert per_token == pytest.approx((whole - recorded("count", TIME_TO_FIRST_CHUNK)[("counted",)]) / 4)
 
 
-def test_the_time_per_token_of_a_continued_turn_is_that_of_its_own_tokens() -> None:
+def test_the_time_per_token_of_a_continued_turn_excludes_tokens_before_the_break() -> None:
     doc = document()
     turn = TurnSpan({**CHAT, "model": "continued"}, doc, "continue")
     turn.continues(100)
@@ -202,7 +202,7 @@ def test_the_time_per_token_of_a_continued_turn_is_that_of_its_own_tokens() -> N
     assert per_token == pytest.approx((whole - recorded("continue", TIME_TO_FIRST_CHUNK)[("continued",)]) / 4)
 
 
-def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_is_not() -> None:
+def test_a_failed_turn_is_recorded_with_its_error_type_and_a_cancelled_turn_is_not_recorded() -> None:
     failing, cancelled = (TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), "fail") for _ in range(2))
     failing.fail(ValueError("a secret"))
     failing.close()
@@ -221,13 +221,13 @@ def test_only_models_that_answered_are_label_values_and_their_number_is_bounded(
 
 
 def test_a_long_model_name_is_no_label_value() -> None:
-    """Each of the many samples of a histogram repeats it."""
+    """Each of the many samples of a histogram repeats the name."""
     known = instruments.KnownNames(2)
     known.admit("x" * 10_000)
     assert known.known("x" * 10_000) == "_OTHER"
 
 
-# -- the port --------------------------------------------------------------------------------------------------------------------
+# -- the admin port --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ async def test_the_admin_port_serves_metrics_without_a_collector(upstream: Scrip
     assert families.keys() >= EMITTED.keys()
     for name, labels in EMITTED.items():
         if name.startswith(("gen_ai_execute_tool", "gen_ai_client_operation")):
-            continue  # neither a tool nor an embedding is asked for here
+            continue  # this test requests neither a tool nor an embedding
         samples = [*families[name].samples, *of_lonely[name].samples]
         assert samples, name
         assert labels <= {label for sample in samples for label in sample.labels}, name
@@ -271,7 +271,7 @@ async def test_the_admin_port_serves_metrics_without_a_collector(upstream: Scrip
 
 
 async def exercised(front: Command, upstream: ScriptedUpstream) -> None:
-    """Make a server with a limit of two requests stream, run a job that fails, and refuse a request."""
+    """Stream a response, run a job that fails, and exceed the server's limit of two requests."""
     upstream.stream(*HELLO)
     stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
     assert [event.type async for event in stream][-1] == "response.completed"

@@ -1,4 +1,4 @@
-"""Traces and metrics that real processes export by OTLP."""
+"""Traces and metrics that processes export over OTLP."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
 
 
 def remembering(app: ASGIApp) -> tuple[ASGIApp, dict[str, tuple[str, dict[str, Any]]]]:
-    """Wrap an MCP server to remember, by method, the last `traceparent` header and `_meta` received."""
+    """Wrap an MCP server to record, by method, the last `traceparent` header and `_meta` that it received."""
     told: dict[str, tuple[str, dict[str, Any]]] = {}
 
     async def remembering(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +169,7 @@ def front_address(upstream: ScriptedUpstream) -> tuple[str, int]:
 
 
 @pytest.mark.timeout(90)
-async def test_a_request_is_one_trace_and_its_failures_have_a_kind(
+async def test_a_request_is_one_trace_and_its_failed_spans_are_marked_as_failed(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve").is_ready()
@@ -214,7 +214,9 @@ async def test_a_response_on_a_websocket_belongs_to_the_callers_trace(
 
 
 @pytest.mark.timeout(90)
-async def test_a_turn_is_described_by_the_conventions(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
+async def test_the_span_of_a_turn_follows_the_semantic_conventions(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
     front = await start("serve").is_ready()
     upstream.stream(*HELLO)
     first = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
@@ -249,7 +251,7 @@ async def test_a_turn_is_described_by_the_conventions(upstream: ScriptedUpstream
 
 
 @pytest.mark.timeout(90)
-async def test_values_that_no_exporter_accepts_are_not_exported(
+async def test_values_that_exporters_do_not_accept_are_omitted_from_spans(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve").is_ready()
@@ -292,7 +294,7 @@ async def test_spans_hold_texts_by_opt_in_only_and_never_of_a_response_that_is_n
 
 
 @pytest.mark.timeout(90)
-async def test_spans_hold_the_texts_of_an_upstream_with_a_responses_api(
+async def test_spans_contain_the_texts_of_an_upstream_with_a_responses_api(
     serve: Serve, start: Start, collector: Collector
 ) -> None:
     upstream, opt_in = ScriptedResponses(), {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
@@ -322,7 +324,7 @@ async def test_spans_hold_the_texts_of_an_upstream_with_a_responses_api(
 
 
 @pytest.mark.timeout(90)
-async def test_the_callers_decision_not_to_sample_is_kept_and_propagated(
+async def test_the_callers_decision_not_to_sample_is_respected_and_propagated(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve").is_ready()
@@ -365,7 +367,9 @@ def test_names_of_the_conventions_are_in_one_module() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "worker"])
-def test_an_export_that_cannot_be_set_up_is_an_error_in_one_line(command: str, variables: dict[str, str], said: str) -> None:
+def test_an_export_that_cannot_be_set_up_is_a_one_line_error_at_startup(
+    command: str, variables: dict[str, str], said: str
+) -> None:
     flags = ["--upstream=http://127.0.0.1:9", "--redis=redis://127.0.0.1:9", f"--auth.secret-keys={'s' * 32}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     ended = subprocess.run(
@@ -377,7 +381,7 @@ def test_an_export_that_cannot_be_set_up_is_an_error_in_one_line(command: str, v
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_without_the_extra_nothing_is_exported_whatever_the_variables_say(
+def test_nothing_is_exported_without_the_otel_extra(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
@@ -404,7 +408,7 @@ async def test_metrics_are_exported_to_the_same_endpoint_as_traces(
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("command", ["serve", "worker"])
-async def test_a_collector_that_does_not_answer_delays_no_exit(start: Start, command: str) -> None:
+async def test_a_collector_that_does_not_answer_does_not_delay_the_exit(start: Start, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
