@@ -89,7 +89,7 @@ class Case:
     body: Facts = field(default_factory=dict)
     path: str = "/v1/responses"
     turn_error: str = ""
-    """`error.type` of the turn's span and metric, if it differs from `span_error`."""
+    """`error.type` of the turn's span and metric, if it is another one."""
 
 
 STREAM: Facts = {"stream": True}
