@@ -1,1 +1,1 @@
-"""What tests share: scripted servers, an oracle, ours under uvicorn, Valkey."""
+"""Shared by tests: scripted servers, checks of event streams, `responses-mw` under uvicorn, and Valkey."""

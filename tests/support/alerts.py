@@ -1,4 +1,4 @@
-"""Whether an alert of the chart fires, given what `/metrics` showed before and after a failure."""
+"""Check that an alert of the chart fires, given the metrics before and after a failure."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def scrape() -> Samples:
 
 
 def assert_fires(name: str, before: Samples, after: Samples) -> None:
-    """Assert that the alert fires if the failure goes on: what grew once grows every minute, what changed stays so.
+    """Assert that the alert fires if the failure continues: counters grow every minute as they did, gauges stay changed.
 
-    Without Prometheus' `promtool`, assert that the alert looks at a metric that the failure changed.
+    Without Prometheus' `promtool`, assert that the alert queries a metric that the failure changed.
     """
     [rule] = [rule for rule in alerts() if rule["alert"] == name]
     changed = {series.partition("{")[0] for series, value in after.items() if before.get(series) != value}

@@ -18,7 +18,7 @@ SLOTS = 16384
 
 @contextmanager
 def running_cluster(tmp_path_factory: pytest.TempPathFactory, size: int = 3) -> Iterator[list[Server]]:
-    """Nodes with an equal part of the slots each."""
+    """Start nodes that share the slots equally."""
     nodes = [_start_node(tmp_path_factory, number) for number in range(size)]
     try:
         for number, node in enumerate(nodes):
@@ -45,7 +45,7 @@ def wait_until_whole(nodes: list[Server]) -> None:
     greeted = 0.0
     while not all(is_whole(node, len(nodes)) for node in nodes):
         assert time.monotonic() < deadline
-        if time.monotonic() - greeted > 2:  # on a busy machine a greeting is given up
+        if time.monotonic() - greeted > 2:  # on a busy machine, CLUSTER MEET may be abandoned
             greeted = time.monotonic()
             for node in nodes[1:]:
                 with node.client() as client:

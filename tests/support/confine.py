@@ -1,11 +1,11 @@
-"""Runs a command as one that the kernel grants less: `confine.py LEVEL COMMAND...`, as root.
+"""Run a command with fewer privileges: `confine.py LEVEL COMMAND...`, as root.
 
-    user            an ordinary user, who may make user namespaces
-    restricted      an ordinary user, where nobody may make namespaces: the chart's default
-    weak            a root without rights, in a place where nobody may make namespaces
-    weak-users      the same, but it may change its user: what a root in a hardened container is
+    user            an ordinary user, who may create user namespaces
+    restricted      an ordinary user, where user namespaces are disabled: the chart's default
+    weak            root without capabilities, where user namespaces are disabled
+    weak-users      the same, but with the capability to change its user, like root in a hardened container
 
-What the command needs of the interpreter is shown at /media too, since an interpreter below /root is closed to other users.
+The interpreter's files are mounted at /media too, since other users cannot read an interpreter below /root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def show_interpreter() -> None:
 
 
 def enter_user_namespace() -> None:
-    """A namespace with the users that there are, in which no other may be made."""
+    """Enter a user namespace that maps all users, and in which no other can be created."""
     entered, entered_end = os.pipe()
     mapped, mapped_end = os.pipe()
     parent = os.getpid()

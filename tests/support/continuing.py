@@ -1,4 +1,4 @@
-"""A vLLM or llama.cpp with a model that always says the same, and whose answers break off where a test wants it.
+"""A vLLM or llama.cpp server whose model always gives the same answer, which breaks off where a test wants.
 
 A character is a token.
 """
@@ -34,7 +34,7 @@ PIECE = 3
 
 
 class Continuing(ScriptedUpstream):
-    """Answers each chat request with `thought`, then `said`, then `calls` if tools are offered. It continues a message if it is asked to.
+    """Answers each chat request with `thought`, then `said`, then `calls` if the request has tools. It continues a message on request.
 
     An answer breaks off after the next number of deltas in `cuts`; -1 lets it end.
     """

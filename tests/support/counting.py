@@ -1,4 +1,4 @@
-"""A Chat Completions server whose tokens are words: with a tokenizer, or without one, and with a length beyond which it refuses."""
+"""A Chat Completions server whose tokens are words, with or without a tokenizer, and with a maximum context length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS_A_MESSAGE = 2
 
 
 class Counting(ScriptedUpstream):
-    """`owner` tells the dialect; `paths` are those that it serves beside the completions. `asked` are the requests so far."""
+    """`owner` determines the dialect; `paths` are served in addition to completions. `asked` has the requests so far."""
 
     def __init__(self, owner: str, *paths: str, length: int = 10**9, counts: bool = True) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Counting(ScriptedUpstream):
 
     def answer(self, asked: Asked) -> Answer:
         body = asked.json if asked.body else {}
-        if asked.body != b"{}":  # which asks whether its credential is good
+        if asked.body != b"{}":  # which checks a credential
             self.asked.append((asked.path, body))
         if asked.path not in self.paths:
             return json_answer({"detail": "Not Found"}, 404)
@@ -70,7 +70,7 @@ class Counting(ScriptedUpstream):
 
 
 def words(asked: dict[str, Any]) -> int:
-    """The tokens of a chat request: of its messages and its tools."""
+    """Return the number of tokens of a chat request: of its messages and tools."""
     texts = [_text(message.get("content")) for message in asked.get("messages", [])]
     tools = len(json.dumps(asked["tools"]).split()) if asked.get("tools") else 0
     return sum(len(text.split()) + WORDS_A_MESSAGE for text in texts) + tools

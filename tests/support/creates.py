@@ -1,4 +1,4 @@
-"""Requests of each kind, for tests of what their responses have in common: creates of responses, and other requests."""
+"""Requests of each kind, for tests that apply to all of them: creates of responses, and other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An upstream that always has an answer, and knows its callers."""
+"""An upstream that answers every request, and can require credentials."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Messages = list[dict[str, Any]]
 
 
 class Echo(ScriptedUpstream):
-    """Answers what was not scripted with the last message's text and an exclamation mark.
+    """Answers unscripted requests with the text of the last message and an exclamation mark.
 
-    With `keys`, whoever has none of them is told 401 on every path.
+    With `keys`, a request with another credential gets a 401 on every path.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Echo(ScriptedUpstream):
 
     @property
     def messages(self) -> Messages:
-        """What the last chat request held."""
+        """The messages of the last chat request."""
         messages: Messages = self.requests[-1].json["messages"]
         return messages
 
@@ -59,10 +59,10 @@ def last_text(messages: Messages) -> str:
 
 
 def said(messages: Messages) -> list[str]:
-    """The texts of chat messages, in order."""
+    """Return the texts of chat messages, in order."""
     return [last_text([message]) for message in messages]
 
 
 def text_of(item: Any) -> str:
-    """The text of an item of the official client's, which has one part."""
+    """Return the text of an item of the official client, which has one part."""
     return str(item.content[0].text)

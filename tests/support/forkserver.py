@@ -1,4 +1,4 @@
-"""Runs `responses-mw` in processes that are forked from one that has imported it: its imports take half a second of CPU time.
+"""Run `responses-mw` in processes forked from one that has imported it, which saves half a second of CPU time each.
 
 A forked process does what `python -m responses_mw` does after its imports, until the interpreter ends. tests/cli, tests/settings
 and tests/demo start commands as a user does.
@@ -37,7 +37,7 @@ SERVER = (
 
 
 class ForkServer:
-    """The process that forks, when it has imported `modules`. A context manager that starts and ends it."""
+    """A process that imports `modules` and then forks on request. The context manager starts and ends it."""
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
@@ -59,7 +59,7 @@ class ForkServer:
     def start(
         self, *arguments: str, env: dict[str, str] | None = None, stdout: Path | None = None, stderr: Path | None = None
     ) -> Forked:
-        """Start `responses-mw *arguments`, with the variables `env` and output to these files. The default is to drop it."""
+        """Start `responses-mw *arguments` with the variables `env`. Write its output to these files, or discard it."""
         files = [os.devnull, *(str(path or os.devnull) for path in (stdout, stderr))]
         return Forked(self, self.ask({"arguments": arguments, "env": {**os.environ, **(env or {})}, "files": files}))
 
@@ -86,7 +86,7 @@ class ForkServer:
 
 @dataclass
 class Forked:
-    """A process that was forked, with the methods of `subprocess.Popen`."""
+    """A forked process, with the methods of `subprocess.Popen`."""
 
     _server: ForkServer
     pid: int

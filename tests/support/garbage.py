@@ -1,4 +1,4 @@
-"""What is left in memory if the garbage collector does not run: `serve` makes it rare."""
+"""Check for objects that only the garbage collector would free: `serve` runs it rarely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.servers import PATIENCE
 
 @asynccontextmanager
 async def nothing_left(count: Callable[[], int] | None = None) -> AsyncIterator[None]:
-    """Check that `count`, by default of requests and of errors with a traceback, is soon what it was before the block."""
+    """Check that `count`, by default of requests and errors with a traceback, soon returns to its value before the block."""
     count = count or _requests_and_errors
     gc.collect()
     before = count()

@@ -1,4 +1,4 @@
-"""`python -m tests.support.impatient` is `responses-mw` whose silent streams are kept alive every 50 ms."""
+"""`python -m tests.support.impatient` runs `responses-mw` with a keep-alive interval of 50 ms."""
 
 from __future__ import annotations
 

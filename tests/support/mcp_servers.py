@@ -1,4 +1,4 @@
-"""MCP servers as they are found in the wild: over both transports, with and without a bearer token, slow, failing, breaking."""
+"""MCP servers as found in the wild: with and without sessions or bearer tokens, slow, failing, and breaking off."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_ONLY = ToolAnnotations(read_only_hint=True)
 
 
 def weather() -> MCPServer[None]:
-    """A server with a tool for each way in which a call can turn out."""
+    """Create a server with a tool for each possible outcome of a call."""
     server = MCPServer("weather", log_level="CRITICAL")
 
     @server.tool(description="The weather of a city.", annotations=READ_ONLY)
@@ -108,7 +108,7 @@ class Bearer:
 
 
 class Older:
-    """A server of before 2026, which knows sessions and no `server/discover`."""
+    """A server from before 2026, which has sessions and no `server/discover`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,7 +123,7 @@ class Older:
 
 @dataclass
 class Watched:
-    """Tells of the requests that an application got, and which of them the client left before their end."""
+    """Records the requests of an application, and those that the client left before their end."""
 
     app: ASGIApp
     methods: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Watched:
 
 
 class Wedging:
-    """Answers nothing any more, once it is `wedged`."""
+    """Stops answering once `wedged` is true."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.wedged = False
@@ -177,7 +177,7 @@ class Wedging:
 
 
 class Breaking:
-    """Begins the answer to each `tools/call` and does not end it. `content_type` tells how it would go on."""
+    """Begins the answer to each `tools/call`, with `content_type`, and then breaks the connection."""
 
     def __init__(self, app: ASGIApp, content_type: bytes) -> None:
         self._app = app
@@ -195,7 +195,7 @@ class Breaking:
 
 
 def answering(status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> ASGIApp:
-    """An application that answers every request alike."""
+    """Create an application that gives every request the same answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -229,7 +229,7 @@ async def body_of(receive: Receive) -> bytes:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again, and then what comes."""
+    """Return a `receive` that returns the body again, and then the following messages."""
     messages: list[Message] = [{"type": "http.request", "body": body}]
 
     async def again() -> Message:

@@ -1,4 +1,4 @@
-"""What holds for every stream: the form on the wire, the official client's opinion, and the laws of the events."""
+"""Checks that every stream must pass: the wire format, the official client's models and helper, and the order of events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Streamed:
 
 
 async def stream(ours: Ours, *, done: bool = True, **body: Any) -> Streamed:
-    """Asks for a stream, and checks all that holds for every one."""
+    """Request a stream, and check it."""
     response = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", **body, "stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -54,7 +54,7 @@ async def stream(ours: Ours, *, done: bool = True, **body: Any) -> Streamed:
 
 
 async def whole(ours: Ours, **body: Any) -> dict[str, Any]:
-    """Asks for JSON, and checks that the official client knows every member of it."""
+    """Request JSON, and check that it is valid for the official client's strict model."""
     response = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", **body})
     assert response.status_code == 200, response.text
     document: dict[str, Any] = response.json()
@@ -63,7 +63,7 @@ async def whole(ours: Ours, **body: Any) -> dict[str, Any]:
 
 
 def check(raw: bytes, *, done: bool = True) -> Streamed:
-    """`done` tells whether `[DONE]` is expected."""
+    """Check the bytes of a stream, which must end with `[DONE]` if `done` is true."""
     events = _events(raw, done=done)
     replay = Replay()
     for event in events:
@@ -76,7 +76,7 @@ def check(raw: bytes, *, done: bool = True) -> Streamed:
 
 
 def _with_a_listed_code(event: Event) -> Event:
-    """The event without the one code that clients know and the official client does not list."""
+    """Replace the only error code that the official client does not list, though clients know it."""
     response = event.get("response") or {}
     if (response.get("error") or {}).get("code") != "context_length_exceeded":
         return event
@@ -121,7 +121,7 @@ _client = openai.OpenAI(
 
 
 def _check_client(raw: bytes, events: list[Event]) -> None:
-    """The strict helper `responses.stream()` takes it all, and comes to the same document."""
+    """Check that the strict helper `responses.stream()` accepts the stream and builds the same document."""
     _recorded.raw = raw
     with _client.responses.stream(model="tiny", input="Hi") as stream:
         for _ in stream:

@@ -1,4 +1,4 @@
-"""The metrics and labels queried by the dashboard, the alerts and the scaling by the queue."""
+"""The metrics and labels queried by the dashboard, the alerts and the queue-based scaling."""
 
 from __future__ import annotations
 

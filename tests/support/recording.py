@@ -1,4 +1,4 @@
-"""An upstream of bare bytes, which reads requests as strictly as RFC 9112 allows and keeps what it read."""
+"""An upstream at the level of bytes, which parses requests as strictly as RFC 9112 allows and records them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*?)[ \t]*
 
 @dataclass
 class Recorded:
-    """A request as it came in; it is `whole` once all that its head announced is there."""
+    """A request as received. It is `whole` once the body that its head announced is complete."""
 
     method: bytes
     target: bytes
@@ -27,9 +27,9 @@ class Recorded:
 
 @dataclass
 class RecordingUpstream:
-    """Answers 200 to each request that is whole; 401 at once, and before its body, where the target has `early` in it.
+    """Answers each whole request with 200, or with 401 before reading the body if the target contains `early`.
 
-    `faults` are what no upstream should ever read.
+    `faults` lists input that no upstream should ever receive.
     """
 
     requests: list[Recorded] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Events played back, as a client would that trusts nothing but them; and the laws that every stream must keep."""
+"""Replay of events, as by a client that knows nothing else, and the rules that every stream must follow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LIFECYCLE = TERMINAL | {"response.created", "response.queued", "response.in_pro
 
 
 class Replay:
-    """Builds `output` out of events, one by one; complains about any that does not fit."""
+    """Builds `output` from events, one by one, and asserts that each is valid at its place."""
 
     def __init__(self) -> None:
         self.response: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class Replay:
             self._grow(event)
 
     def document(self) -> dict[str, Any]:
-        """Return the terminal event's response, which must be what the events have built."""
+        """Return the response of the terminal event, which must equal the one built from the events."""
         assert self.ended, "the last event is a terminal one"
         response = self.response
         if response["status"] == "failed":
@@ -174,12 +174,12 @@ class Replay:
 
 
 def decoded(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """The data of the events as a client reads it."""
+    """Return the data of the events as a client reads it."""
     return list(sse.decode(sse.encode(events)))
 
 
 def check(events: Sequence[Event]) -> dict[str, Any]:
-    """Holds the events of one whole response to all of the laws; returns the response that the last one carries."""
+    """Check the events of one whole response against all rules, and return the response of the last event."""
     replay = Replay()
     strict = ResponseStreamState(input_tools=omit, text_format=omit)
     for event, raw in zip(decoded(events), events, strict=True):

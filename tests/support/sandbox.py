@@ -1,4 +1,4 @@
-"""The sandbox as a real process, at every level of isolation that can be had here, and a real MCP client of it."""
+"""The sandbox as a process, at the levels of isolation that this machine supports, and an MCP client of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEAK = ("weak", "weak-users", "restricted")
 
 @dataclass
 class Sandbox:
-    """A running service, and what a test asks of it."""
+    """A running sandbox service, with helpers that call it."""
 
     level: str
     url: str
@@ -44,7 +44,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def client(self, owner: str = "") -> AsyncIterator[Client]:
-        """A new MCP client of an owner. It does not load the certificates of public servers, which takes longer than a call."""
+        """Open an MCP client for an owner. It does not load public certificates, which takes longer than a call."""
         timeout = httpx2.Timeout(60, read=300)
         async with (
             httpx2.AsyncClient(headers={CONTAINER_OWNER_HEADER: owner}, verify=False, trust_env=False, timeout=timeout) as http,
@@ -53,7 +53,7 @@ class Sandbox:
             yield client
 
     async def run(self, code: str, container_id: str = "auto", owner: str = "") -> dict[str, Any]:
-        """Runs a cell, and gives the structured result."""
+        """Run a cell, and return the structured result."""
         result = await self.call(code, container_id, owner)
         assert result.structured_content is not None, result.content
         structured: dict[str, Any] = result.structured_content
@@ -64,7 +64,7 @@ class Sandbox:
             return await client.call_tool("python", {"code": code, "container_id": container_id})
 
     async def value(self, code: str, container_id: str = "auto") -> str | None:
-        """The result of a cell that must go well."""
+        """Return the result of a cell, which must succeed."""
         outcome = await self.run(code, container_id)
         assert outcome["error"] is None
         assert outcome["ended"] is None
@@ -72,7 +72,7 @@ class Sandbox:
         return result
 
     async def is_well(self) -> bool:
-        """Whether a new container works."""
+        """Return whether a new container works."""
         return await self.value("6 * 7") == "42"
 
 
@@ -95,7 +95,7 @@ Launch = Callable[..., Sandbox]
 
 
 def launcher(stack: ExitStack, fork_server: ForkServer | None = None) -> Launch:
-    """Return a function that starts sandboxes, which are forked if a fork server is given and they are not confined."""
+    """Return a function that starts sandboxes. Unconfined ones are forked if a fork server is given."""
 
     def launch(level: str, **settings: Any) -> Sandbox:
         port = free_port()
@@ -114,7 +114,7 @@ def launcher(stack: ExitStack, fork_server: ForkServer | None = None) -> Launch:
 
 
 def stop(process: Process) -> None:
-    """Lets the service end its containers; some tests have it killed already."""
+    """Stop the service, which ends its containers; some tests have already killed it."""
     process.terminate()
     try:
         process.wait(60)
@@ -147,7 +147,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
-    """Wait until the service has started so many processes, as it does for a container."""
+    """Wait until the service has at least `minimum` processes, which it starts for containers."""
     with anyio.fail_after(60):
         while len(descendants := descendants_of(sandbox.process.pid)) < minimum:
             await anyio.sleep(0.05)
@@ -155,13 +155,15 @@ async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
 
 
 def time_of(pid: int) -> int:
-    """The nanoseconds for which the threads of a process have run."""
+    """Return the CPU time of the threads of a process in nanoseconds."""
     return sum(int(times.read_text().split()[0]) for times in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 def levels() -> list[str]:
-    """What can be tried here: an ordinary user has but the level that the kernel gives. All levels take three minutes
-    (`RESPONSES_MW_TEST_LEVELS=all`); the suite as it always runs tries the strongest."""
+    """Return the levels of isolation to test: for an ordinary user, only the one that the kernel provides.
+
+    By default, root tests the strongest level. `RESPONSES_MW_TEST_LEVELS=all` tests all, which takes three minutes.
+    """
     if os.geteuid() != 0:
         return ["user"]
     return [*STRONG, *WEAK] if os.environ.get("RESPONSES_MW_TEST_LEVELS") == "all" else ["root"]

@@ -1,8 +1,8 @@
 """A scripted Chat Completions server, as an ASGI application.
 
 A test queues answers; each chat request takes the next one. An answer is played piece by piece: a chunk is sent at once, a
-`Signal` holds the answer until the test sets it, and an exception breaks the answer off. What was asked, and whether the asker
-left before the end, is recorded.
+`Signal` holds the answer until the test sets it, and an exception breaks the answer off. The server records requests, and
+whether the client left before the end of the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TINY = {"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm"}
 
 
 class Signal:
-    """Something that happens once. Any thread may set it, and any event loop wait for it."""
+    """An event that is set once. Any thread may set it, and any event loop may wait for it."""
 
     def __init__(self) -> None:
         self._future: Future[None] = Future()
@@ -42,13 +42,13 @@ class Signal:
         return self._future.done()
 
     async def wait(self, longest: float | None = 60.0) -> None:
-        """Raises `TimeoutError` after `longest` seconds."""
+        """Wait until the signal is set. Raise `TimeoutError` after `longest` seconds."""
         async with asyncio.timeout(longest):
             await asyncio.shield(asyncio.wrap_future(self._future))
 
 
 class BrokenOff(Exception):
-    """Raised by the scripted application: its server then cuts the connection without ending the answer."""
+    """Raised by the scripted application to make its server close the connection before the end of the answer."""
 
 
 Piece = bytes | Signal | BrokenOff
@@ -56,7 +56,7 @@ Piece = bytes | Signal | BrokenOff
 
 @dataclass
 class Answer:
-    """One answer, and what became of it."""
+    """One answer, and the progress of sending it."""
 
     pieces: Sequence[Piece]
     status: int = 200
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that the upstream got."""
+    """A request that the upstream received."""
 
     method: str
     path: str
@@ -88,7 +88,7 @@ class Asked:
 
 
 class ScriptedUpstream:
-    """`requests` are the chat requests so far, `visits` all the others. `pages` are answers for other paths, as JSON or `Answer`."""
+    """`requests` has the chat requests so far, `visits` all others. `pages` has answers for other paths, as JSON or `Answer`."""
 
     def __init__(self) -> None:
         self.models: list[dict[str, Any]] = [TINY]
@@ -99,7 +99,7 @@ class ScriptedUpstream:
         self._answers: deque[Answer] = deque()
 
     async def received(self, count: int) -> None:
-        """Waits until there have been that many chat requests."""
+        """Wait until `count` chat requests have been received."""
         async with asyncio.timeout(60):
             while len(self.requests) < count:
                 await asyncio.sleep(0.01)
@@ -109,12 +109,12 @@ class ScriptedUpstream:
         return answer
 
     def stream(self, *pieces: Chunk | Piece, done: bool = True, **settings: Any) -> Answer:
-        """Queues a streamed answer: chunks are framed, bytes go out as they are."""
+        """Queue a streamed answer. Chunks are framed; bytes are sent as they are."""
         framed: list[Piece] = [frame(piece) if isinstance(piece, dict) else piece for piece in pieces]
         return self.queue(Answer([*framed, DONE] if done else framed, **settings))
 
     def whole(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, **settings: Any) -> Answer:
-        """Queues an answer in one piece: JSON, or bytes as they are."""
+        """Queue an answer in one piece: JSON, or bytes as they are."""
         return self.queue(replace(json_answer(body, status, headers), **settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +141,7 @@ class ScriptedUpstream:
         await play(self.answer(asked), receive, send)
 
     def answer(self, asked: Asked) -> Answer:
-        """Record a request, and return its answer. A body of `{}` asks whether its credential is good."""
+        """Record a request, and return its answer. A body of `{}` checks a credential."""
         if asked.body == b"{}":
             self.visits.append(asked)
             return json_answer(error("There is no model."), 400)
@@ -158,7 +158,7 @@ class ScriptedUpstream:
         return page if isinstance(page, Answer) else json_answer(page)
 
     def unscripted(self, asked: Asked) -> Answer:
-        """Return the answer to a chat request when none is queued; subclasses make one up."""
+        """Return the answer to a chat request if none is queued; subclasses override it."""
         return json_answer({"error": {"message": "unscripted"}}, 500)
 
 
@@ -217,7 +217,7 @@ async def _send_pieces(answer: Answer, send: Send) -> None:
         else:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             answer.sent += 1
-            await anyio.lowlevel.checkpoint()  # what is read is one piece
+            await anyio.lowlevel.checkpoint()  # so that each read returns one piece
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -229,7 +229,7 @@ async def _echo(receive: Receive, send: Send) -> None:
         await send(answer)
 
 
-# -- what a model says ---------------------------------------------------------------------------------------------------
+# -- chunks and completions ----------------------------------------------------------------------------------------------
 
 
 def frame(chunk: Chunk) -> bytes:

@@ -1,4 +1,4 @@
-"""The scripted upstream with an API of its own for responses, and what it answers."""
+"""A scripted upstream with a Responses API, and its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.scripted import Answer, Asked, ScriptedUpstream
 
 
 class ScriptedResponses(ScriptedUpstream):
-    """The scripted server, asked at `/v1/responses`: each request takes the next answer."""
+    """A scripted server with `/v1/responses`, where each request takes the next answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def response(*output: dict[str, Any], status: str = "completed", **members: Any)
 
 
 def answer(text: str = "Hello") -> list[dict[str, Any]]:
-    """The events of a whole stream, without numbers: ours count anyway."""
+    """Return the events of a whole stream, without the sequence numbers, which `responses-mw` sets anyway."""
     place = {"item_id": "msg_theirs", "output_index": 0, "content_index": 0}
     empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     begun = response(status="in_progress", usage=None)

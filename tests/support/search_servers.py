@@ -1,4 +1,4 @@
-"""A sample answer of SearXNG, and a server that answers as a search provider does."""
+"""A sample answer of SearXNG, and a scripted search provider."""
 
 from __future__ import annotations
 

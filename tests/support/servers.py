@@ -1,4 +1,4 @@
-"""Servers of tests: any application under uvicorn, ours with its clients, and ours as a bare application."""
+"""Servers for tests: any application under uvicorn, and `responses-mw` with clients or as a bare application."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENCE = 60.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, told to stop by an event: its own loop looks at a flag ten times a second."""
+    """uvicorn, stopped by an event. Its own loop polls a flag ten times a second."""
 
     def __init__(self, config: uvicorn.Config, task_status: TaskStatus[anyio.Event]) -> None:
         super().__init__(config)
@@ -57,13 +57,13 @@ async def _run(config: uvicorn.Config, listener: socket.socket, *, task_status: 
         server = _Server(config, task_status)
         try:
             await server.serve(sockets=[listener])
-        except SystemExit:  # it is made for a process of its own
+        except SystemExit:  # uvicorn expects to own its process
             raise RuntimeError("the application did not start") from None
 
 
 @contextmanager
 def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serve]:
-    """Start servers in the portal's event loop; they are told to stop at the end, and appended to `ending`."""
+    """Start servers in the portal's event loop, and ask them to stop at the end. Append their futures to `ending`."""
     with ExitStack() as stack:
 
         def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
@@ -87,7 +87,7 @@ def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serv
 
 @dataclass
 class Ours:
-    """Our server at `url`, and clients of it."""
+    """A `responses-mw` server at `url`, and clients of it."""
 
     url: str
 
@@ -117,7 +117,7 @@ class Ours:
 
 
 class Apps:
-    """Ours as a bare application in the test's own event loop, for what shows at the ASGI level only."""
+    """The application in the event loop of the test, for behaviour that is visible only at the ASGI level."""
 
     def __init__(self, mount: str, serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
         self._mount = mount
@@ -138,7 +138,7 @@ class Apps:
 
 @asynccontextmanager
 async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
-    """Starts and stops an application as a server does."""
+    """Start and stop an application as a server does."""
     stop, started = asyncio.Event(), asyncio.Event()
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
     sent: list[Message] = []

@@ -1,7 +1,7 @@
-"""The Open Responses specification as a check: does a value have what its schema requires, and no null where none may be?
+"""Validate values against the Open Responses specification: required members, types, and nulls where none are allowed.
 
 `open_responses.txt` is the table: `## Schema` with a line for each member (`*` for the required ones), `Name :: type`
-for what is only a name. A type is a word, `[type]` for a list, `enum[...]`, or `any/one/all(type | type)`.
+for an alias. A type is a word, `[type]` for a list, `enum[...]`, or `any/one/all(type | type)`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EVENTS = {
 
 
 def faults(value: Any, expression: str, path: str = "") -> list[str]:
-    """What is wrong with `value` as an `expression` of the table, each with its path; empty where nothing is."""
+    """Return the faults of `value` as an `expression` of the table, each with its path."""
     if expression.startswith(("any(", "one(", "all(")):
         inner = expression[4:-1]
         found = [

@@ -1,4 +1,4 @@
-"""Responses and items as a run makes them."""
+"""Stored responses and items, created as a run creates them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USAGE = b"rmw:{usage}"
 
 
 def address(response_id: str) -> Address:
-    """Where a response lies."""
+    """Return the address of the keys of a response."""
     return response_address(response_id)
 
 
@@ -28,7 +28,7 @@ def message(item_id: str, role: str, text: str) -> Item:
 
 
 def made(chain: Chain, text: str, status: str = "completed") -> tuple[dict[str, Any], list[Item]]:
-    """A response's document and its input: `text` asked, `text!` answered."""
+    """Return a response with the answer `text!`, and its input `text`."""
     ids = RunIds(chain.tag)
     given = [message(ids.item("msg"), "user", text)]
     output = [message(ids.item("msg"), "assistant", f"{text}!")]
@@ -39,19 +39,19 @@ def made(chain: Chain, text: str, status: str = "completed") -> tuple[dict[str, 
 
 
 async def respond(state: State, chain: Chain, text: str, owner: str = ALICE, status: str = "completed") -> str:
-    """Commits such a response, and returns its id."""
+    """Commit such a response, and return its id."""
     document, given = made(chain, text, status)
     await state.responses.commit(chain, document, given, owner, random_part())
     return str(document["id"])
 
 
 async def continued(state: State, response_id: str, text: str, owner: str = ALICE) -> str:
-    """Commits a response on top of another, and returns its id."""
+    """Commit a response that continues another, and return its id."""
     return await respond(state, await state.responses.chain(response_id, owner), text, owner)
 
 
 async def history(state: State, response_id: str, owner: str = ALICE) -> list[str]:
-    """The texts of the chain up to and with a response."""
+    """Return the texts of a history up to and including a response."""
     return texts((await state.responses.chain(response_id, owner)).items)
 
 
@@ -60,7 +60,7 @@ def texts(items: list[Item]) -> list[str]:
 
 
 def everything(server: Plain) -> dict[bytes, Any]:
-    """All keys with their values, but for the usage of owners, which is added up every ten seconds."""
+    """Return all keys with their values, except the usage of owners, which is updated every ten seconds."""
     read = {
         b"hash": server.hgetall,
         b"string": server.get,
@@ -71,23 +71,23 @@ def everything(server: Plain) -> dict[bytes, Any]:
 
 
 def kept(server: Plain) -> list[bytes]:
-    """All keys but tombstones, accounts and usage, which hold no text and go by themselves."""
+    """Return all keys except tombstones, accounts and usage, which contain no text and expire."""
     rest = accounts(server)
     return sorted(key for key in everything(server) if b":x:" not in key and key not in rest)
 
 
 def turns(server: Plain) -> dict[bytes, int]:
-    """The number of turns in each segment."""
+    """Return the number of turns in each segment."""
     return {key: server.llen(key) for key in server.keys("*:s:*") if not key.endswith((b":refs", b":bytes"))}
 
 
 def accounts(server: Plain) -> list[bytes]:
-    """The keys of the accounts of what owners have stored."""
+    """Return the keys of the accounts of stored bytes."""
     return [*server.keys("*}:expires"), *server.keys("*}:sizes")]
 
 
 def turn_sizes(server: Plain) -> dict[bytes, int]:
-    """The size of each segment, as it is."""
+    """Return the actual size of each segment."""
     return {segment: sum(map(_turn_size, server.lrange(segment, 0, -1))) for segment in turns(server)}
 
 
@@ -96,12 +96,12 @@ def _turn_size(turn: bytes) -> int:
 
 
 async def used(state: State, owner: str = ALICE) -> int:
-    """What the account of an owner says that it has stored."""
+    """Return the number of stored bytes in the account of an owner."""
     keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
     _, stored = await state.client.script(load("state", "account")[0], keys, [0, 0])
     return int(stored)
 
 
 def texts_in(keys: Plain) -> bytes:
-    """All that is stored, in one piece; what is short is stored in the open."""
+    """Return everything that is stored, as one string. Short values are stored uncompressed."""
     return repr(everything(keys)).encode()

@@ -1,4 +1,4 @@
-"""A scripted model behind a Chat Completions server that refuses what a strict one would."""
+"""A scripted model with a strict Chat Completions server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIECE = 7
 
 
 class StrictModel(ScriptedUpstream):
-    """A server of one model. `faults` are what it had to say against the requests."""
+    """A server of one model. `faults` lists the errors of the requests that it refused."""
 
     def __init__(self, model: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class StrictModel(ScriptedUpstream):
         return stream_answer(delta(role="assistant", content=""), *pieces, finish(reason), usage(prompt, 5))
 
     def say(self, request: ChatRequest) -> list[Delta]:
-        """Return what the model says: texts, thoughts and calls. Subclasses have a script."""
+        """Return the output of the model: text, reasoning and tool calls. Subclasses have a script."""
         raise NotImplementedError
 
 
@@ -47,13 +47,13 @@ def message_text(message: dict[str, Any]) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: str, index: int = 0) -> Delta:
-    """Return a whole call."""
+    """Return a whole tool call."""
     function = {"name": name, "arguments": arguments}
     return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
 
 
 def _pieces(said: Delta) -> Iterator[Delta]:
-    """Cut what is said as a server streams it: a few characters at a time."""
+    """Cut the output as a server streams it: a few characters at a time."""
     for kind in ("reasoning", "content"):
         yield from ({kind: piece} for piece in _cut(said.get(kind, "")))
     for call in said.get("tool_calls", ()):
@@ -67,11 +67,11 @@ def _cut(text: str) -> Iterable[str]:
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
 
 
-# -- what a strict server refuses ----------------------------------------------------------------------------------------
+# -- validation of requests ----------------------------------------------------------------------------------------------
 
 
 def nonsense(request: ChatRequest) -> Iterator[str]:
-    """What is wrong with a chat request."""
+    """Yield the faults of a chat request."""
     functions = [tool.get("function", {}) for tool in request.get("tools", [])]
     names = [function.get("name", "") for function in functions]
     yield from (f"the tool name {name!r} is not allowed" for name in names if not _NAME.fullmatch(name))
@@ -83,7 +83,7 @@ def nonsense(request: ChatRequest) -> Iterator[str]:
 
 
 def _broken_turns(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """Calls without a result, results without a call, arguments that are no JSON."""
+    """Yield calls without a result, results without a call, and arguments that are not JSON."""
     waiting: set[str] = set()
     for message in messages:
         if message["role"] == "tool":

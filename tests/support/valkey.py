@@ -1,4 +1,4 @@
-"""Real servers on free ports, and a wire between us and them that counts and cuts."""
+"""Valkey servers on free ports, and a relay that counts round trips and cuts connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from responses_mw.state import State
 
 
-# redis-py's plain client, for the test to look with. Its own types would have every reply be bytes or str or None.
+# redis-py's plain client, for inspection by tests. By its own types, every reply could be bytes, str or None.
 Plain = Any
 
 OpenState = Callable[..., "State"]
@@ -66,11 +66,11 @@ class Server:
             time.sleep(0.02)
 
     def client(self) -> Plain:
-        """A plain client, for the test to look with."""
+        """Return a plain client, for inspection by the test."""
         return redis.Redis(port=self.port, socket_timeout=60)
 
     def kill(self) -> None:
-        """Ends it as a crash does."""
+        """Kill the server, as a crash would."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGKILL)
         assert self.process is not None
@@ -83,13 +83,13 @@ class Server:
 
 
 class Wire:
-    """A TCP relay to a server. `trips` counts how often it was asked again after it had answered."""
+    """A TCP relay to a server. `trips` counts round trips: requests sent after a reply."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.url = ""
         self.trips = 0
-        self.cut_replies = 0  # so many replies are thrown away, each with its connection
+        self.cut_replies = 0  # number of replies to discard, each with its connection
         self._asking = False
         self._relays: set[asyncio.Task[None]] = set()
 
@@ -132,7 +132,7 @@ class Wire:
 
 @asynccontextmanager
 async def wire(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
-    """Relays a free port (behind TLS, if given a context) to the server on `port`."""
+    """Relay a free port to the server on `port`, with TLS if a context is given."""
     it = Wire(port)
     server = await asyncio.start_server(it.accept, "127.0.0.1", 0, ssl=tls)
     it.url = f"{'rediss' if tls else 'redis'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"

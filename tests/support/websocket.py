@@ -1,4 +1,4 @@
-"""Bare WebSocket connections to ours."""
+"""WebSocket connections to a `responses-mw` server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = {"type": "response.create", "model": "tiny"}
 
 
 class Socket:
-    """A connection that speaks JSON."""
+    """A connection that sends and receives JSON."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -41,21 +41,21 @@ class Socket:
         return event
 
     async def events(self) -> list[Event]:
-        """All events up to the end of a response, or the error in its place."""
+        """Return all events up to the end of a response, or an error in its place."""
         events = [await self.receive()]
         while events[-1]["type"] not in TERMINAL and events[-1]["type"] != "error":
             events.append(await self.receive())
         return events
 
     async def response(self, text: str | list[Any] = "Hi", **members: Any) -> dict[str, Any]:
-        """The document of a response, which must not fail."""
+        """Create a response, which must complete, and return it."""
         await self.create(text, **members)
         last = (await self.events())[-1]
         assert last["type"] == "response.completed", last
         return dict(last["response"])
 
     async def error(self, text: str | list[Any] = "Hi", **members: Any) -> Event:
-        """The error in place of a response."""
+        """Create a response, which must be refused, and return the error."""
         await self.create(text, **members)
         events = await self.events()
         assert [event["type"] for event in events] == ["error"]
