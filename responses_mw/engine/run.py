@@ -162,22 +162,18 @@ class Run(TurnState):
         end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
     def fail(self, error: Exception, *, is_raised: bool = False) -> None:
-        """Mark the document as failed. An error other than `APIError` is logged, and its details are hidden from the client.
-
-        If `is_raised`, the caller raises the error, so it is not logged here.
-        """
+        """Mark the document as failed, without the details of an error other than `APIError`. Log it unless `is_raised`."""
         self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
             self.assembler.fail(**as_response_error(error))
         else:
             self.assembler.fail("server_error", "The server had an error while making the response.")
+            if not is_raised:
+                logger.error("response %s failed", self.document["id"], exc_info=error)
         if self.turn is not None:
             self.turn.span.fail(error)  # now that the document has the turn's usage
-        if is_raised:
-            return
-        if not isinstance(error, APIError):
-            logger.error("response %s failed", self.document["id"], exc_info=error)
-        without_traceback(error)
+        if not is_raised:
+            without_traceback(error)
 
 
 _DRAIN_INTERVAL = 0.05
