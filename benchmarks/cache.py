@@ -25,16 +25,17 @@ from benchmarks.background import valkey
 from benchmarks.embeddings import DIMENSIONS, embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
-from responses_mw.app import create_embeddings
 from responses_mw.auth import ANONYMOUS
 from responses_mw.cache import Cache
 from responses_mw.cache.entry import Entry, Key, pack
-from responses_mw.cache.guard import signature
-from responses_mw.cache.vectors import Scan, decode_vectors, encode_vector, unit_vector
+from responses_mw.cache.vectors import Scan, decode_vectors, encode_vector
+from responses_mw.cache_models import create_embedder
 from responses_mw.crypto import Sealer
+from responses_mw.embeddings.vector import unit_vector
 from responses_mw.protocol.request.create import parse
 from responses_mw.settings import Settings
 from responses_mw.state import connect
+from responses_mw.upstream.pool import Pool
 
 TOKENS = 256
 ENTRIES = 10_000
@@ -85,6 +86,7 @@ def servers() -> Iterator[tuple[str, Server, Server, Server]]:
             f"--cache.embedding-url={embeddings.url}",
             "--cache.embedding-model=hashing",
             "--cache.timeout=5",
+            "--cache.judge=off",
         )
         own = (f"--upstream={upstream.url}", f"--redis={redis}", "--server.log-level=error")
         yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))
@@ -120,7 +122,7 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
         streamed: dict[str, Any] = {"stream": True}
         short: dict[str, Any] = {"max_output_tokens": 1}
         reading = {"mode": "semantic", "no_store": True}
-        one, near = "What is a cache for?", ["what is a cache for"] * repeats
+        one, near = "What is a cache for?", ["what is a cache-for"] * repeats
         await ask(http, one, "semantic", "miss", **streamed)
         for _ in range(20):  # a warm-up, so that one-time imports and allocations are not measured
             await ask(http, one, "exact", "exact")
@@ -153,7 +155,7 @@ async def embedded(server: Server, texts: list[str]) -> AsyncIterator[float]:
 
 def other(number: int) -> str:
     """Return a variant of a cached question. The first questions are skipped because they may have been evicted."""
-    return question(FILLED_AT_ONCE + number).lower().rstrip("?")
+    return question(FILLED_AT_ONCE + number).replace(" when ", "-when ")
 
 
 async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> Searched:
@@ -161,7 +163,7 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
     settings = Settings(upstream={"url": upstream.url}, cache={"embedding_url": embeddings.url, "embedding_model": "hashing"})
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
-        embedding = create_embeddings(transport, settings)
+        embedding = create_embedder(transport, Pool.of(embeddings.url), settings)
         assert embedding is not None
         deployment, room = f"{upstream.url}\0{settings.upstream.think_tag}", settings.limits.memory_bytes
         cache = Cache(client, embedding, UNSEALED, settings.cache, deployment=deployment, memory_bytes=room)
@@ -169,7 +171,7 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
 
         def key_of(text: str) -> Key:
             request = parse({"model": MODEL, "input": text, "max_output_tokens": TOKENS})
-            key = cache.key(request, request.items, owner=ANONYMOUS, model=MODEL, headers={})
+            key = cache.key(request, request.items, owner=ANONYMOUS, model=f"default\0{MODEL}", headers={})
             assert isinstance(key, Key)
             return key
 
@@ -179,7 +181,7 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             vector = found.stored(unit_vector(embed(text)))
             part = {"type": "output_text", "text": "x" * 1000, "annotations": [], "logprobs": []}
             items = [{"type": "message", "status": "completed", "role": "assistant", "content": [part]}]
-            entry = Entry(key.owner, key.exact, items, None, 3600, signature(text, salt=key.partition))
+            entry = Entry(key.owner, key.exact, items, None, 3600, text)
             packed = pack(entry, UNSEALED)
             await cache.entries.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
 

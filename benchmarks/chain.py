@@ -17,7 +17,7 @@ import orjson
 import uvloop
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
-from responses_mw.state import Chain, State, connect, embedded
+from responses_mw.state import Chain, State, connect, open_embedded
 from responses_mw.state.schema import response_address
 
 from .processes import free_port
@@ -78,7 +78,7 @@ async def _fork_bytes(state: State, parent: str) -> float:
 
 
 async def main() -> None:
-    async with embedded() as own:
+    async with open_embedded() as own:
         port = free_port()
         await own.command("CONFIG", "SET", "port", port)
         client = connect(f"redis://127.0.0.1:{port}")

@@ -9,7 +9,8 @@ APIError                        an HTTP status and the error body that OpenAI do
 ├── NotFound                    404  the owner has no such object, or the path is unknown
 ├── MethodNotAllowed            405  the path does not support the method
 ├── RequestTimeout              408  the client stopped sending its request, or sent it too slowly
-├── Conflict                    409  another request with the idempotency key is in progress, or its reservation has expired
+├── Conflict                    409  an idempotency key is in use or its reservation has expired, or an approval was used
+├── UnsupportedMediaType        415  the encoding of the body is not supported
 ├── UpgradeRequired             426  the server does not accept WebSockets
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
 ├── WorkerLost                  500  the worker of a background response was lost, and no other worker can continue it
@@ -18,14 +19,41 @@ APIError                        an HTTP status and the error body that OpenAI do
     ├── UpstreamUnreachable     502  the upstream could not be reached, or closed the connection without an answer
     ├── UpstreamBrokeOff        502  the upstream failed while it processed the request or sent its answer; 503 if it sent 503
     └── UpstreamTimeout         504  the upstream did not answer in time
+
+Each error has a `cause`, which says who has to act. Alerts ignore errors that clients cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from .redaction import redacted
 
 E = TypeVar("E", bound=BaseException)
+
+Cause: TypeAlias = Literal["client", "upstream", "server"]
+"""Who caused an error: the client, the upstream, or this server with its settings and the other services that it needs."""
+
+CLIENT_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "invalid_prompt",
+        "invalid_image",
+        "invalid_image_format",
+        "invalid_base64_image",
+        "invalid_image_url",
+        "image_too_large",
+        "image_too_small",
+        "image_parse_error",
+        "image_content_policy_violation",
+        "unsupported_image_media_type",
+        "empty_image_file",
+        "failed_to_download_image",
+        "image_file_not_found",
+    }
+)
+"""The codes of `response.error` that mean that the request cannot be served."""
 
 
 def without_traceback(error: E) -> E:
@@ -42,6 +70,16 @@ class StartupError(RuntimeError):
     """The server, the worker or a command cannot start. The message gives the reason."""
 
 
+def cause_of(error: BaseException) -> Cause:
+    """Return who caused `error`. Unexpected exceptions are caused by this server."""
+    return error.cause if isinstance(error, APIError) else "server"
+
+
+def cause_of_code(code: str) -> Cause:
+    """Return who caused the failure of a response whose `error` has this code, if no more is known about the error."""
+    return "client" if code in CLIENT_CODES else "upstream"
+
+
 class APIError(Exception):
     """An error that the caller receives: an HTTP `status`, response `headers`, and the members of OpenAI's error object.
 
@@ -53,8 +91,11 @@ class APIError(Exception):
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
     default_headers: ClassVar[Mapping[str, str]] = {}
+    cause: Cause = "server"
     upstream_status: int | None = None
     """The status that the upstream sent, in its HTTP response or within a stream. None if it sent none."""
+    remedy: str = ""
+    """A remedy for the operator, for the log. It contains no text of others."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, headers: dict[str, str] | None = None
@@ -72,6 +113,7 @@ class APIError(Exception):
 
 class _ClientError(APIError):
     type = "invalid_request_error"
+    cause = "client"
 
 
 class BadRequest(_ClientError):
@@ -116,6 +158,15 @@ class Conflict(_ClientError):
     default_headers: ClassVar = {"retry-after": "1"}
 
 
+class UnsupportedMediaType(_ClientError):
+    status = 415
+
+
+class Misdirected(_ClientError):
+    status = 421
+    default_code = "misdirected_request"
+
+
 class UpgradeRequired(_ClientError):
     status = 426
     default_code = "websocket_not_supported"
@@ -127,6 +178,7 @@ class RateLimited(APIError):
 
     status = 429
     type = "requests"
+    cause = "client"
     default_code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after: int = 1, headers: dict[str, str] | None = None) -> None:
@@ -149,7 +201,7 @@ class WorkerLost(APIError):
 
 
 class UpstreamError(APIError):
-    """An error of the upstream. `status` is the HTTP status that the caller receives.
+    """An error of the upstream. `status` is the HTTP status that the caller receives. Secrets are removed from its texts.
 
     If `is_overload` is true, the upstream has not processed the request and may accept it later. For example, it answered with
     503, or was unreachable. `retry_after` is the delay in seconds that the upstream asked for, or None if it asked for none.
@@ -164,24 +216,41 @@ class UpstreamError(APIError):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        cause: Cause = "upstream",
         is_overload: bool = False,
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message, param=param, code=code, headers=headers)
-        self.status, self.type = status, type
+        given = {name: redacted(value) for name, value in (headers or {}).items()}
+        super().__init__(redacted(message), param=param and redacted(param), code=code and redacted(code), headers=given)
+        self.status, self.type, self.cause = status, type, cause
         self.is_overload, self.retry_after = is_overload, retry_after
+
+    @property
+    def may_succeed_elsewhere(self) -> bool:
+        """Whether another upstream may serve the request: this one has not processed it, or the account has no quota left."""
+        return self.is_overload or self.status == 429
 
 
 class UpstreamUnreachable(UpstreamError):
     default_code = "upstream_unreachable"
+    remedy = "check that the upstream runs, and upstream.url"
 
 
 class UpstreamBrokeOff(UpstreamError):
-    pass
+    remedy = "look for a crash, a restart or an error in the upstream's log"
+
+
+class UpstreamStartedOver(UpstreamBrokeOff):
+    """The upstream began a new answer instead of continuing the interrupted one. The client has not seen the new one."""
+
+
+class UpstreamAnsweredError(UpstreamBrokeOff):
+    """The upstream began its answer with an error. The same run does not send the request again, as after a status of 500."""
 
 
 class UpstreamTimeout(UpstreamError):
     default_code = "upstream_timeout"
+    remedy = "check the load of the upstream, or raise upstream.timeout"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=504)

@@ -51,6 +51,11 @@ class RunIds:
         self._count = count(used)
 
     @property
+    def tag(self) -> str:
+        """The tag of the history or conversation."""
+        return self._stem[:TAG_LENGTH]
+
+    @property
     def random(self) -> str:
         """The random part that all ids of the run share."""
         return self._stem[-RANDOM_LENGTH:]

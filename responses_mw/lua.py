@@ -15,13 +15,14 @@ class Script(NamedTuple):
     sha: str
 
 
-def load(package: str, *names: str, prefix: str = "") -> list[Script]:
-    """Load `<package>/lua/<name>.lua` for each name, and prepend the folder's `lib.lua` to each script.
+def load(package: str, *names: str, prefix: str = "", library: str = "") -> list[Script]:
+    """Load `<package>/lua/<name>.lua` for each name, and prepend the folder's `lib.lua` and then `library` to each script.
 
     `prefix` is prepended to each script's name in spans.
     """
     folder = files("responses_mw") / package / "lua"
-    texts = ["\n".join((folder / f"{part}.lua").read_text() for part in ("lib", name)) for name in names]
+    parts = ("lib", library) if library else ("lib",)
+    texts = ["\n".join((folder / f"{part}.lua").read_text() for part in (*parts, name)) for name in names]
     return [
         Script(prefix + name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
         for name, text in zip(names, texts, strict=True)

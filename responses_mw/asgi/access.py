@@ -1,4 +1,4 @@
-"""Access control: check API keys and the origins of web pages, and limit what each owner may use."""
+"""Access control: check API keys, and limit what each owner may use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth import API_KEY, APIKeys
-from ..errors import Forbidden, RateLimited, Unauthorized
+from ..auth import ALLOWED_MODELS, API_KEY, APIKeys
+from ..errors import RateLimited, Unauthorized
 from ..ids import random_part
 from ..settings.groups import LimitSettings
 from ..state import StateUnavailable
-from ..state.usage import Kind, Usage
+from ..state.usage import Kind, Rate, Usage
+from ..telemetry.context import annotate
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from ..upstream import Caller
 from .http_responses import ErrorResponse
@@ -43,60 +43,26 @@ _REFUSAL = ErrorResponse(
 class APIKeyMiddleware:
     """ASGI middleware that refuses requests without a valid API key.
 
-    The API key is removed from the request, and is never sent to the upstream. The name of the key is stored in the ASGI scope
-    under `API_KEY`.
+    The API key is removed from the request, and is never sent to the upstream. The name of the key and the models that it may
+    use are stored in the ASGI scope under `API_KEY` and `ALLOWED_MODELS`.
     """
 
-    def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """`upstream_key` replaces the API key in the request, for an `app` that forwards the header to the upstream."""
+    def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
         self._app = app
         self._keys = keys
-        self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        name = self._keys.name(Headers(scope=scope).get("authorization", ""))
-        if name is None:
+        found = self._keys.find(Headers(scope=scope).get("authorization", ""))
+        if found is None:
             await _REFUSAL(scope, receive, send)
             return
-        others = [(key, value) for key, value in scope["headers"] if key.lower() != b"authorization"]
-        scope["headers"] = [*others, *self._instead]
-        scope[API_KEY] = name
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
+        scope[API_KEY], scope[ALLOWED_MODELS] = found
+        annotate(key=found.name)
         await self._app(scope, receive, send)
-
-
-class Origins:
-    """Protection against cross-site request forgery (CSRF).
-
-    Any web page can make a browser send a POST request to this server. This is dangerous if the upstream requires no
-    credential. `check` therefore accepts requests from web pages only if the page is on this server's host or its origin is in
-    `allowed`. Requests with neither `Origin` nor `Sec-Fetch-Site` are accepted, because they do not come from a browser.
-    GET, HEAD and OPTIONS requests are not checked, except for WebSockets. There is no protection against DNS rebinding.
-    """
-
-    def __init__(self, allowed: Iterable[str]) -> None:
-        """`allowed` are origins such as `https://example.com`. `null` allows sandboxed frames and local files, `*` any page."""
-        self._allowed = frozenset(allowed)
-
-    def check(self, headers: Headers) -> None:
-        """Check that a request with these `headers` does not come from a disallowed web page. Raises `Forbidden` if it does."""
-        site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
-        # A page cannot set Sec-Fetch-Site, which stays correct behind a proxy that rewrites Host.
-        if not (site or origins) or "*" in self._allowed or site == "same-origin":
-            return
-        own = headers.get("host", "").lower()
-        is_foreign = any(origin not in self._allowed and _host(origin) != own for origin in origins)
-        if is_foreign or (not origins and site in ("cross-site", "same-site")):
-            raise Forbidden("The origin of this page is not in server.cors_origins.", code="origin_not_allowed")
-
-
-def _host(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
 
 
 # -- limits --------------------------------------------------------------------------------------------------------------
@@ -127,26 +93,34 @@ class RateLimits:
 
         Raises `RateLimited` if the limit is exceeded.
         """
+        headers = await self.admit(caller)
+        if headers and scope["type"] == "http":
+            add_headers(scope, headers)
+
+    async def admit(self, caller: Caller) -> dict[str, str]:
+        """Count a request like `request`, and return the headers."""
         if not self._per_minute or self._usage is None:
-            return
+            return {}
         await self._verify(caller)
         try:
             rate = await self._usage.request(caller.owner, self._per_minute)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": "requests"})
-            return
-        headers = {  # as OpenAI's API sends them
-            "x-ratelimit-limit-requests": str(self._per_minute),
-            "x-ratelimit-remaining-requests": str(rate.remaining),
-            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
-        }
+            return {}
+        headers = self._rate_headers(rate)
         if not rate.passes:
             LIMITS_REFUSED.add(1, {"limit": "requests"})
             limit = f"Rate limit reached: {self._per_minute} requests per minute."
             message = f"{limit} Please try again in {rate.retry_after:.3g} s."
             raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=headers)
-        if scope["type"] == "http":
-            add_headers(scope, headers)
+        return headers
+
+    def _rate_headers(self, rate: Rate) -> dict[str, str]:
+        return {  # as OpenAI's API sends them
+            "x-ratelimit-limit-requests": str(self._per_minute),
+            "x-ratelimit-remaining-requests": str(rate.remaining),
+            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
+        }
 
     async def stream(self, scope: Scope, caller: Caller) -> None:
         """Count a stream as open until `end_stream` is called. Raises `RateLimited` if the owner has too many open streams."""

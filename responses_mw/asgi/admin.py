@@ -1,35 +1,33 @@
 """The admin port (`/livez`, `/readyz`, `/metrics` and `/usage`), and periodic measurements.
 
-The admin port requires no credential, so its responses never contain text from requests.
+The admin port requires no credential, so its responses never contain text from requests, except for names of models that have
+answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..engine.run import Drain
-from ..errors import APIError, StartupError
-from ..network import address_family
-from ..settings.groups import ServerSettings
-from ..state import State, StateUnavailable, server_group
-from ..telemetry.instruments import exposition, is_shared
-from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
-from ..telemetry.tracing import is_measuring
-from ..threads import in_background
+from ..engine.drain import Drain
+from ..errors import APIError
+from ..state import State, StateUnavailable
+from ..tasks import in_background
+from ..telemetry.instruments import exposition
+from ..telemetry.metrics import EVENT_LOOP_LAG, INGESTION_QUEUE_AGE, INGESTION_QUEUE_DEPTH, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
+from ..upstream import KeyCheck
 from .http_responses import JSONResponse
+from .web_pages import Hosts
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +46,41 @@ class Finding(NamedTuple):
     """The reason why the check failed, or "" if it succeeded."""
     warnings: tuple[str, ...] = ()
     away: bool = False
-    """Whether the check raised an error or did not end in time."""
+    """Whether the fault is one of a shared server: it did not answer, or refused a command or a key that it accepted before."""
 
 
 Check = Callable[[], Awaitable[Finding]]
 
 
+class Inspector(Protocol):
+    """An application that serves its own paths of the admin port."""
+
+    def serves(self, path: str) -> bool: ...
+
+    def watching(self) -> AbstractAsyncContextManager[None]: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 class Admin:
     """The ASGI application of the admin port."""
 
-    def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` maps names to readiness checks. `state` provides the owners' usage. If None, `/usage` responds with 404."""
+    def __init__(
+        self,
+        checks: Mapping[str, Check],
+        state: State | None = None,
+        keys: Mapping[str, str] = {},
+        hosts: Hosts | None = None,
+        inspector: Inspector | None = None,
+    ) -> None:
+        """`checks` maps names to readiness checks. `state` provides the owners' usage. If None, `/usage` responds with 404.
+
+        `keys` maps owners to the names of their API keys. `hosts` are the accepted host names, by default all. `inspector`
+        serves its own paths.
+        """
+        self._hosts = hosts or Hosts()
+        self._inspector = inspector
+        self._keys = keys
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()
@@ -66,8 +88,16 @@ class Admin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        await receive()
-        response = await self._respond(Request(scope))
+        response: ASGIApp
+        try:
+            self._hosts.check(scope["headers"])
+            if self._inspector is not None and self._inspector.serves(scope["path"]):
+                response = self._inspector
+            else:
+                await receive()
+                response = await self._respond(Request(scope))
+        except APIError as error:
+            response = PlainTextResponse(error.message + "\n", error.status)
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
@@ -97,7 +127,9 @@ class Admin:
                 owners = await self._state.ledger.read(day)
         except (APIError, TimeoutError):
             return PlainTextResponse("Redis does not answer\n", 503)
-        return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
+        named = {owner: {"key": self._keys[owner]} if owner in self._keys else {} for owner in owners}
+        shown = {owner: {**named[owner], **asdict(used)} for owner, used in owners.items()}
+        return JSONResponse({"day": day.isoformat(), "owners": shown})
 
     async def _ready(self, query: list[tuple[str, str]]) -> Response:
         """Run all checks. Respond with a 503 if one fails, unless the fault is shared and `require` does not name the check."""
@@ -107,7 +139,8 @@ class Admin:
         found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
         self._reached.update(name for name, finding in found.items() if not finding.fault)
         # An outage of Redis or the upstream affects all replicas. If Redis was never reached, its URL may be wrong.
-        shared = {"upstream", *(name for name, finding in found.items() if finding.away and name in self._reached)}
+        reached = {"upstream", *self._reached}
+        shared = {name for name, finding in found.items() if finding.away and name in reached}
         ready = not any(finding.fault and (name in required or name not in shared) for name, finding in found.items())
         results = {name: finding.fault or "ok" for name, finding in found.items()}
         warnings = [warning for finding in found.values() for warning in finding.warnings]
@@ -124,6 +157,11 @@ def _day_in(query: list[tuple[str, str]]) -> date | None:
     return day if name == "day" else None
 
 
+def contained(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """Return checks that report errors and timeouts as faults."""
+    return {name: partial(_finding, check) for name, check in checks.items()}
+
+
 async def _finding(check: Check) -> Finding:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
@@ -137,8 +175,13 @@ async def _finding(check: Check) -> Finding:
 # -- checks --------------------------------------------------------------------------------------------------------------
 
 
+def upstream_checks(check_keys: Mapping[str, Callable[[], Awaitable[KeyCheck]]]) -> dict[str, Check]:
+    """Return a check for each upstream. `check_keys` maps their names to `Upstream.check_key` with a caller."""
+    return {name: partial(_check_upstream, check_key) for name, check_key in check_keys.items()}
+
+
 def checks(
-    probe_upstream: Callable[[], Awaitable[None]],
+    upstreams: Mapping[str, Check],
     state: State | None,
     is_working: Callable[[], bool] | None,
     drain: Drain | None = None,
@@ -146,15 +189,15 @@ def checks(
 ) -> dict[str, Check]:
     """Return the readiness checks by name: `upstream`, `redis`, `worker` and `server`.
 
-    `probe_upstream` is `Upstream.probe` with a caller. `redis` is omitted if `state` is None, `worker` if `is_working` is None,
-    and `server` if `drain` is None. `is_working` returns whether the worker is claiming jobs. `is_listening` returns whether
-    the HTTP server accepts connections.
+    `upstreams` are the checks of the upstreams. `redis` is omitted if `state` is None, `worker` if `is_working` is None, and
+    `server` if `drain` is None. `is_working` returns whether the worker is claiming jobs. `is_listening` returns whether the
+    HTTP server accepts connections.
     """
-    found: dict[str, Check] = {"upstream": partial(_check_upstream, probe_upstream)}
+    found: dict[str, Check] = {"upstream": partial(_check_upstreams, upstreams)}
     if state is not None:
         found["redis"] = partial(_check_state, state)
     if is_working is not None:
-        found["worker"] = partial(_check_that, is_working, "It is not taking background responses.")
+        found["worker"] = partial(_check_that, is_working, "It takes no background responses and no files for vector stores.")
     if drain is not None:
         found["server"] = partial(_check_server, drain, is_listening)
     return found
@@ -170,29 +213,40 @@ async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
     return Finding("" if is_so() else fault)
 
 
-async def _check_upstream(probe: Callable[[], Awaitable[None]]) -> Finding:
-    await probe()
-    return Finding()
+async def _check_upstreams(upstreams: Mapping[str, Check]) -> Finding:
+    """Check that each upstream has an endpoint that answers. With several upstreams, the fault names those that have none."""
+    found = dict(zip(upstreams, await asyncio.gather(*map(_finding, upstreams.values())), strict=True))
+    if len(found) == 1:
+        return next(iter(found.values()))
+    failed = {name: finding for name, finding in found.items() if finding.fault}
+    fault = " ".join(f"{name}: {finding.fault}" for name, finding in failed.items())
+    return Finding(fault, away=all(finding.away for finding in failed.values()))
+
+
+async def _check_upstream(check_key: Callable[[], Awaitable[KeyCheck]]) -> Finding:
+    result = await check_key()
+    return Finding(result.fault, away=result.was_accepted)
 
 
 async def _check_state(state: State) -> Finding:
     health = await state.check()
-    return Finding(" ".join(health.errors), health.warnings)
+    if health.errors:
+        return Finding(" ".join(health.errors), health.warnings)
+    refused = await state.ability.check()
+    return Finding(refused, health.warnings, away=bool(refused))
 
 
 # -- measurements --------------------------------------------------------------------------------------------------------
 
 
-def monitoring(state: State | None, check_upstream: Check | None) -> AbstractAsyncContextManager[None]:
-    """Record metrics of the event loop, the queue, Redis and the upstream periodically until the context exits.
+def monitoring(state: State | None, upstreams: Mapping[str, Check]) -> AbstractAsyncContextManager[None]:
+    """Record metrics of the event loop, the queue, Redis and the upstreams periodically until the context exits.
 
-    If `state` is None, the queue and Redis are not measured. If `check_upstream` is None, the upstream is not measured.
+    If `state` is None, the queue and Redis are not measured. `upstreams` are the checks of the upstreams by name.
     """
-    measuring = [_measure_lag()]
+    measuring = [_measure_lag(), *(_measure_upstream(name, check) for name, check in upstreams.items())]
     if state is not None:
         measuring.append(_measure_state(state))
-    if check_upstream is not None:
-        measuring.append(_measure_upstream(check_upstream))
     return in_background(*measuring)
 
 
@@ -200,17 +254,21 @@ async def _measure_state(state: State) -> None:
     while True:
         try:
             await state.inspect()  # also records the memory
+            await state.ability.check()  # logs what Redis refuses
             jobs, seconds = await state.queue.backlog()
             QUEUE_DEPTH.set(jobs)
             QUEUE_AGE.set(seconds)
+            files, seconds = await state.ingestion_queue.backlog()
+            INGESTION_QUEUE_DEPTH.set(files)
+            INGESTION_QUEUE_AGE.set(seconds)
         except StateUnavailable as error:  # the state has counted the failure
             logger.debug("could not measure Redis: %s", error.message)
         await asyncio.sleep(INTERVAL)
 
 
-async def _measure_upstream(check: Check) -> None:
+async def _measure_upstream(name: str, check: Check) -> None:
     while True:
-        UPSTREAM_UP.set(int(not (await _finding(check)).fault))
+        UPSTREAM_UP.set(int(not (await _finding(check)).fault), {"upstream": name})
         await asyncio.sleep(INTERVAL)
 
 
@@ -221,56 +279,3 @@ async def _measure_lag() -> None:
         due = loop.time() + LAG_INTERVAL
         await asyncio.sleep(LAG_INTERVAL)
         EVENT_LOOP_LAG.record(max(0.0, loop.time() - due), {})
-
-
-# -- the port ------------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port and record periodic metrics until the context exits.
-
-    If `settings.admin_port` is 0, no port is opened, and these metrics are recorded only if OpenTelemetry exports them. Raises
-    `StartupError` if the port cannot be opened. Processes of one server that share their metrics share the port. Otherwise, the
-    first process opens the port, and the others log a warning.
-    """
-    async with AsyncExitStack() as stack:
-        if settings.admin_port or is_measuring():
-            await stack.enter_async_context(monitoring(state, checks.get("upstream")))
-        listener = _listener(settings.admin_host, settings.admin_port) if settings.admin_port else None
-        if listener is not None:
-            await stack.enter_async_context(_serving(Admin(checks, state), listener))
-        yield
-
-
-def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port. Return None if another process of this server has opened it. Other failures raise `StartupError`."""
-    # Each process that shares its metrics can serve the metrics of all processes, so these processes also share the port.
-    shares = server_group() is not None and is_shared()
-    try:
-        return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE and server_group() is not None:
-            advice = "set PROMETHEUS_MULTIPROC_DIR to combine the metrics of all processes"
-            logger.warning("the admin port %s:%s shows only the metrics of another process: %s", host, port, advice)
-            return None
-        raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
-
-
-@asynccontextmanager
-async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
-    import uvicorn
-
-    class AdminServer(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # signals are left to the server of the public port
-
-    options: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "access_log": False, "server_header": False}
-    server = AdminServer(uvicorn.Config(admin, timeout_graceful_shutdown=1, **options))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)

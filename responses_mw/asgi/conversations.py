@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .. import ids
-from ..engine.history import resolved, with_ids
+from ..engine.history import resolve_references, with_ids
 from ..errors import BadRequest, NotSupported
 from ..ids import RunIds
-from ..protocol.request import checks
+from ..protocol import checks
 from ..protocol.request.create import check_metadata
 from ..protocol.request.items import parse_input
 from ..protocol.request.tools import check_number_of_tools
 from ..protocol.types import Item
 from ..state import Conversation, Page, State
-from ..threads import by_size
+from ..tasks import by_size
 from ..upstream import Caller
 from .http_responses import JSONResponse
 from .requests import PARAMETERS_SCOPE, EndpointContext, included, listed, paging, shown
@@ -28,7 +28,7 @@ MAX_NEW_ITEMS = 20
 
 
 async def create(context: EndpointContext, request: Request) -> ASGIApp:
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     body, size = await _body(context, request, "items", "metadata")
     tag = ids.new_tag()
     conversation = Conversation(f"conv_{tag}", int(time.time()), check_metadata(body.get("metadata", {}), "metadata"))
@@ -38,12 +38,12 @@ async def create(context: EndpointContext, request: Request) -> ASGIApp:
 
 
 async def retrieve(context: EndpointContext, request: Request) -> ASGIApp:
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
 
 async def update(context: EndpointContext, request: Request) -> ASGIApp:
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     # The official client sends null to remove all metadata. A missing member is probably a mistake, so it is refused.
     body, _ = await _body(context, request, "metadata", required="metadata")
     metadata = check_metadata(body.get("metadata", {}), "metadata")
@@ -51,14 +51,14 @@ async def update(context: EndpointContext, request: Request) -> ASGIApp:
 
 
 async def delete(context: EndpointContext, request: Request) -> ASGIApp:
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     await state.conversations.delete(_id(request), caller.owner)
     return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
 
 async def create_items(context: EndpointContext, request: Request) -> ASGIApp:
     include = included(request)
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     body, size = await _body(context, request, "items")
     if "items" not in body:  # `_body` omits nulls
         checks.missing("items")
@@ -71,25 +71,25 @@ async def create_items(context: EndpointContext, request: Request) -> ASGIApp:
 
 async def items(context: EndpointContext, request: Request) -> ASGIApp:
     include, page = included(request), paging(request)
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
 
 async def item(context: EndpointContext, request: Request) -> ASGIApp:
     include = included(request)
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     item_id = request.scope[PARAMETERS_SCOPE]["item_id"]
     return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
 
 async def delete_item(context: EndpointContext, request: Request) -> ASGIApp:
-    state, caller = await _verified(context, request)
+    state, caller = await _authorize(context, request)
     item_id = request.scope[PARAMETERS_SCOPE]["item_id"]
     return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
 
-async def _verified(context: EndpointContext, request: Request) -> tuple[State, Caller]:
-    caller = await context.verified(request)
+async def _authorize(context: EndpointContext, request: Request) -> tuple[State, Caller]:
+    caller = await context.verify(request)
     if context.state is None:
         raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
     return context.state, caller
@@ -102,7 +102,7 @@ async def _items(value: Any, size: int, made: RunIds, state: State, owner: str) 
         check_number_of_tools(None, value)
         return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
 
-    return with_ids(await resolved(await by_size(size, parsed), state, owner, "items"), made)
+    return with_ids(await resolve_references(await by_size(size, parsed), state, owner, "items"), made)
 
 
 async def _body(

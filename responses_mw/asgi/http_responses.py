@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anyio
 import orjson
@@ -17,14 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 from ..engine.run import Outlet
 from ..errors import APIError, without_traceback
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
+from ..protocol.types import Event
 from ..settings.groups import ServerSettings
 from ..state import Batch
+from ..tasks import MAX_INLINE_BYTES, background_task
 from ..telemetry.context import annotate
-from ..threads import background_task
 from .telemetry import TelemetryMiddleware
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.flow_control import FlowControl
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +48,13 @@ _STREAM_HEADERS = [
 ]
 TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA, "WebSocket Close Code Number Registry")."""
+
+
+class FlowControl(Protocol):
+    """What `BodyWriter` reads of the connection's flow control."""
+
+    write_paused: bool
+    """Whether the client has not read enough of what was sent."""
 
 
 class BodyWriter:
@@ -92,11 +97,13 @@ class ErrorResponse(JSONResponse):
         self._cause = without_traceback(cause or error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "websocket":
+        if scope["type"] == "websocket":
+            await self._refuse_upgrade(scope, receive, send)
+        else:
             annotate(error=self._cause)
             await super().__call__(scope, receive, send)
-            return
 
+    async def _refuse_upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_refusal(message: Message) -> None:
             if "websocket.http.response" in scope.get("extensions", {}):
                 await send({**message, "type": f"websocket.{message['type']}"})
@@ -160,7 +167,7 @@ async def cancel_on_disconnect(receive: Receive, reply: anyio.CancelScope) -> No
         while (await receive())["type"] != "http.disconnect":
             pass
     except Exception as error:  # noqa: BLE001 (without a watcher, the upstream would go on for a client that has left)
-        logger.warning("the connection of a client failed: %r", error)
+        logger.info("the connection of a client failed: %r", error)
     reply.cancel()
 
 
@@ -179,7 +186,7 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """The events of a run as server-sent events. Each batch is sent as one ASGI message, so no event is split.
+    """The events of a run as server-sent events. A batch becomes one ASGI message, a large one several. No event is split.
 
     Deltas that the run passes to `outlet` are written directly to the connection, with the scope's `BODY_WRITER`. `outlet` must
     be None if the scope has no `BODY_WRITER`.
@@ -199,13 +206,16 @@ class EventStreamResponse(EventResponse):
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
         try:
-            await send(_message(self._encoded(first)))
+            await send(_message(b"".join(self._encode(first))))
             del first  # its copies of the document would take 4 kB per stream
             if self._outlet is not None:
                 self._writer = writer = scope[BODY_WRITER]
                 self._outlet.open(writer.is_ready, writer.write)
             async for batch in self._run:
-                await send(_message(self._encoded(batch)))
+                for body in self._encode(batch):
+                    await send(_message(body))
+                    if len(body) > MAX_INLINE_BYTES:
+                        await asyncio.sleep(0)  # `send` waits only if the client has not read earlier parts
         finally:
             if self._outlet is not None:
                 self._outlet.close()
@@ -216,9 +226,25 @@ class EventStreamResponse(EventResponse):
             annotate(outcome="interrupted")
         await send({"type": "http.response.body", "body": DONE_FRAME if self._complete else b"", "more_body": False})
 
-    def _encoded(self, events: Any) -> bytes:
-        self._encoded_up_to += len(events)
-        return encode(events)
+    def _encode(self, batch: Any) -> Iterable[bytes]:
+        """Encode a batch as the bodies of one or more messages."""
+        if len(batch) > 1:
+            return self._encode_parts(batch)
+        self._encoded_up_to += 1
+        return (encode(batch),)
+
+    def _encode_parts(self, events: Sequence[Event]) -> Iterator[bytes]:
+        """Encode each part after the previous one is sent, so that other requests do not wait for all of a large batch."""
+        part, size = [], 0
+        for event in events:
+            part.append(encode((event,)))
+            size += len(part[-1])
+            self._encoded_up_to += 1
+            if size > MAX_INLINE_BYTES:
+                yield b"".join(part)
+                part, size = [], 0
+        if part:
+            yield b"".join(part)
 
     def _next_number(self) -> int:
         """Return the number of the next event that will be sent."""
@@ -254,8 +280,7 @@ class LogStreamResponse(EventStreamResponse):
         super().__init__(batches, settings)
         self._complete = False
 
-    def _encoded(self, batch: Any) -> bytes:
+    def _encode(self, batch: Any) -> Iterable[bytes]:
         self._encoded_up_to = batch.last + 1
         self._complete = batch.final
-        data: bytes = batch.data
-        return data
+        return (batch.data,)

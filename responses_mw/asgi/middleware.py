@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -13,20 +12,24 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.run import Drain
-from ..errors import APIError, StartupError, Unavailable, UpgradeRequired
+from ..engine.drain import Drain
+from ..errors import APIError, NotFound, StartupError, Unavailable, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
+from ..redaction import NO_SECRETS, Redactor, activate
 from ..settings.groups import ServerSettings
-from ..upstream import Upstream
+from ..upstream.routing import Upstreams
+from .access import RateLimits
 from .http_responses import ErrorResponse
 from .requests import PARAMETERS_SCOPE
 from .routes import match
-from .telemetry import ROUTE_SCOPE, STARTED_SCOPE, TelemetryMiddleware
+from .spellings import OurPaths
+from .telemetry import DEFAULT_HEADERS, ROUTE_SCOPE, STARTED_SCOPE, HeaderOptions, TelemetryMiddleware
+from .unknown_paths import pass_on
+from .web_pages import Hosts
 
 logger = logging.getLogger(__name__)
 
-_OURS = re.compile(r"/v1/(responses|conversations)(/|\Z)")
 _END_TIMEOUT = 5.0
 """Timeout in seconds for storing failed responses when the lifespan ends."""
 
@@ -38,7 +41,8 @@ class Application:
     routes: ASGIApp
     drain: Drain
     jobs: JobService | None
-    upstream: Upstream
+    upstreams: Upstreams
+    limits: RateLimits
 
 
 OpenApplication = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
@@ -51,8 +55,26 @@ class Dispatcher:
     that it serves.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
-        """`open_application` opens the application. Its argument contains the members `app` and `state` of the host's scope."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        server: ServerSettings,
+        open_application: OpenApplication,
+        redactor: Redactor = NO_SECRETS,
+        hosts: Hosts | None = None,
+        paths: OurPaths | None = None,
+        header_options: HeaderOptions = DEFAULT_HEADERS,
+    ) -> None:
+        """`open_application` opens the application. Its argument contains the members `app` and `state` of the host's scope.
+
+        `redactor` removes the secrets of the settings from texts of other servers. `hosts` are the accepted host names, by
+        default all. `paths` are the paths that are not passed on, by default without those of files. `header_options` are for
+        refusals; other responses have those of the application.
+        """
+        self._redactor = redactor
+        self._hosts = hosts or Hosts()
+        self._paths = paths or OurPaths()
+        self._header_options = header_options
         self.app = app
         self._server = server
         self._open_application = open_application
@@ -68,18 +90,19 @@ class Dispatcher:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
+        activate(self._redactor)
         path = self.our_path(scope)
         route, parameters = match(path or "")
         found = {"responses_mw.path": path, ROUTE_SCOPE: route, PARAMETERS_SCOPE: parameters}
         ours = {**scope, **found, STARTED_SCOPE: time.perf_counter()}
         try:
             self._check(scope, path)
-            application = None if path is None else self.application or await self._open_late(scope)
+            application = None if path is None else await self.opened(scope)
         except APIError as error:
-            await TelemetryMiddleware(ErrorResponse(error))(ours, receive, send)
+            await TelemetryMiddleware(ErrorResponse(error), options=self._header_options)(ours, receive, send)
             return
         if application is None:
-            await self.app(scope, receive, send)
+            await pass_on(self.app, self._path(scope), scope, receive, send)
         else:
             try:
                 await application.routes(ours, receive, send)
@@ -88,7 +111,13 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope, path: str | None) -> None:
-        """Raise `UpgradeRequired` for a WebSocket to our paths if WebSockets are off. For HTTP, call `check_upgrade`."""
+        """Check the host and the spelling of the path. For HTTP, call `check_upgrade`.
+
+        Raises `UpgradeRequired` for a WebSocket if they are off.
+        """
+        self._hosts.check(scope["headers"])
+        if path is None and self._paths.has_other_spelling(self._path(scope) or ""):
+            raise NotFound("Unknown request URL. Paths of this API are spelled exactly as documented.", code="unknown_url")
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and path is not None:
@@ -96,14 +125,19 @@ class Dispatcher:
 
     def our_path(self, scope: Scope) -> str | None:
         """Return the path from `/v1` on, without slashes at the end. Return None if the wrapped `app` serves the path."""
+        path = self._path(scope)
+        return path.rstrip("/") if path is not None and path in self._paths else None
+
+    def _path(self, scope: Scope) -> str | None:
+        """Return the path below the base path, or None if it has another beginning."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):  # some hosts include `root_path` in the path
             path = path[len(root) :]
-        if not path.startswith(self._server.base_path):
-            return None
-        path = path[len(self._server.base_path) :]
-        return path.rstrip("/") if _OURS.match(path) else None
+        base_path = self._server.base_path
+        if path.startswith(base_path):
+            return path[len(base_path) :]
+        return path if root.rstrip("/").endswith(base_path) else None  # the host has mounted us at the base path
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -139,11 +173,14 @@ class Dispatcher:
                 self.application = await self._opened.enter_async_context(self._open_application(offered))
             return self.application
 
-    async def _open_late(self, scope: Scope) -> Application:
-        """Open the application for a request, because the host has no lifespan. Close it when the event loop ends.
+    async def opened(self, scope: Scope) -> Application:
+        """Return the application. If the host has no lifespan, open it for a request, and close it when the event loop ends.
 
         Raises `Unavailable` if opening raises `StartupError`. The next request tries again.
         """
+        return self.application or await self._open_late(scope)
+
+    async def _open_late(self, scope: Scope) -> Application:
         try:
             opened = await self._open(scope)
         except StartupError as error:

@@ -12,24 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote
 
 import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
+from ..auth import API_KEY
 from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpgradeRequired, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
-from ..threads import in_background
-from ..upstream.client import CONNECT_TIMEOUT
+from ..redaction import redacted
+from ..tasks import in_background
+from ..upstream.affinity import session_key
 from ..upstream.errors import from_transport
+from ..upstream.forwarding import BodyStream, Forwarder, Headers, PassedRequest
+from ..upstream.pool import Lease
+from ..upstream.routing import Destination, Upstreams
 from .http_responses import ErrorResponse, cancel_on_disconnect
+from .locations import BasePaths, own_locations
+from .passable_paths import PassablePaths, check_path
+from .passed_errors import recording
 from .requests import next_message
-
-Headers: TypeAlias = list[tuple[bytes, bytes]]
+from .spellings import OurPaths
 
 logger = logging.getLogger(__name__)
 
@@ -37,35 +44,39 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection".split()
     + b"te trailer transfer-encoding upgrade".split()
 )
-# Host and Content-Length are set anew, and X-Forwarded-For is extended. The server answers Expect when the body is read.
+# Host and Content-Length are replaced, and X-Forwarded-For is extended. The server answers Expect when the body is read.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
 # Requests with these methods have a Content-Length even if it is 0 (RFC 9110, section 8.6).
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 _CLOSE = {"connection": "close"}
 
-_DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
-_SEPARATORS = re.compile(rb"[/\\]")
-_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
-_MAX_DECODINGS = 3
-"""Maximum number of times that a path is decoded to find dot segments. No known chain of servers decodes a path as often."""
+OpenUpstreams: TypeAlias = Callable[[Scope], Awaitable[Upstreams]]
+"""Returns the upstreams of the open application for a request. Raises `Unavailable` if it cannot be opened."""
+
+DESTINATION = "responses_mw.destination"
+"""The key in an ASGI scope for the `Destination` of the request. Without it, the request goes to the first upstream."""
 
 
 class ReverseProxy:
-    """An ASGI application that forwards requests to the URL `upstream`, such as `http://vllm:8000` or `http://vllm:8000/base`.
+    """An ASGI application that forwards requests to the upstreams.
 
     `base_path`, such as `/openai`, is removed from the start of paths. If `passable` is not None, only the requests in it are
-    forwarded. CONNECT, TRACE and WebSockets are always refused. `transport` is closed at the end of the lifespan.
+    forwarded. CONNECT, TRACE and WebSockets are always refused.
 
     If the upstream's response is interrupted, `UpstreamError` is raised. The server then closes the client's connection.
     """
 
     def __init__(
-        self, transport: httpx.AsyncBaseTransport, upstream: str, base_path: str = "", *, passable: PassablePaths | None = None
+        self,
+        upstreams: OpenUpstreams,
+        base_path: str = "",
+        *,
+        passable: PassablePaths | None = None,
+        paths: OurPaths | None = None,
     ) -> None:
-        self._transport = transport
+        self._paths = paths or OurPaths()
+        self._upstreams = upstreams
         self._own_path = base_path.encode()
-        self._upstream = httpx.URL(upstream)
-        self._base_path = self._upstream.raw_path.rstrip(b"/")
         self._passable = passable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,19 +85,22 @@ class ReverseProxy:
         elif scope["type"] == "websocket":
             await ErrorResponse(UpgradeRequired("WebSockets are not proxied; use HTTP."))(scope, receive, send)
         else:
-            await self._lifespan(receive, send)
+            await _lifespan(receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = anyio.CancelScope()
         try:
+            upstreams = await self._upstreams(scope)
+            destination = scope.get(DESTINATION) or Destination(upstreams.default)
+            forwarder = destination.upstream.forwarder
             path = self._path(scope)
-            self._check(scope, path)
+            self._check(scope, path, is_below=forwarder.has_base_path)
             framing = _framing(scope)
             first = await (next_message(receive) if framing.has_body else receive())
             if first["type"] == "http.disconnect":
                 return
             body = _RequestBody(first, receive, framing, exchange)
-            request = self._request(scope, path, body)
+            request = _request(scope, path, body)
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
@@ -94,8 +108,14 @@ class ReverseProxy:
         try:
             with exchange:
                 async with in_background(body.watch()):
-                    response = await self._open(request)
-                    await _forward(response, send)
+                    session = destination.session or _session(scope, forwarder.session_header)
+                    response, lease = await _open(forwarder, request, session, destination.model)
+                    with lease:
+                        is_encoded = "content-encoding" in response.headers
+                        recorded = recording(scope, path, response.status_code, send, is_encoded=is_encoded)
+                        base_paths = partial(upstreams.base_paths, lease.endpoint, destination.upstream)
+                        blamed = lease if request.is_repeatable() else None  # an upload may have made the server close
+                        await _forward(response, self._own_locations(scope, response, lease, base_paths), recorded, blamed)
         except APIError as error:
             if response is not None:
                 raise
@@ -106,39 +126,24 @@ class ReverseProxy:
             if response is None:
                 await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
-    def _check(self, scope: Scope, path: bytes) -> None:
-        """Check that the request may be forwarded. Raises `MethodNotAllowed`, `NotFound` or `BadRequest` if it may not."""
+    def _check(self, scope: Scope, path: bytes, *, is_below: bool) -> None:
+        """Check that the request may be forwarded. Raises `MethodNotAllowed`, `NotFound` or `BadRequest` if it may not.
+
+        `is_below` is whether the upstream has a base path.
+
+        A path of the Responses API only gets here if it is outside of `base_path`. The upstream's own API must not serve it.
+        """
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
+        if self._paths.has_other_spelling(path.decode("latin-1")):
+            where = self._own_path.decode() or "/"
+            raise NotFound(f"Unknown request URL. The Responses API is served below {where}.", code="unknown_url")
         if method == "TRACE":  # its response would show the client the headers that we add
             raise MethodNotAllowed("Method TRACE is not passed on.", headers={"allow": "GET, HEAD, OPTIONS, POST"})
-        if self._base_path or self._passable is not None:
+        if is_below or self._passable is not None:
             check_path(path)
         if self._passable is not None:
             self._passable.check(method, path)
-
-    async def _open(self, request: httpx.Request) -> httpx.Response:
-        """Send the request, and return the response without its body. Raises `APIError` if there is no response."""
-        try:
-            return await self._transport.handle_async_request(request)
-        except httpx.TransportError as error:
-            logger.warning("no answer from the upstream to %s %s: %r", request.method, request.url.path, error)
-            if isinstance(error, httpx.LocalProtocolError):
-                raise BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE) from error
-            raise from_transport(error) from error
-
-    def _request(self, scope: Scope, path: bytes, body: _RequestBody) -> httpx.Request:
-        query = scope["query_string"]
-        target = (self._base_path + path or b"/") + (b"?" + query if query else b"")
-        try:
-            url = self._upstream.copy_with(raw_path=target)
-        except httpx.InvalidURL as error:
-            raise BadRequest(f"The request's target is not valid: {error}") from None
-        stream = body if body.whole is None else httpx.ByteStream(body.whole)  # only a body in memory can be sent again
-        headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *body.framing_headers(scope["method"])]
-        # httpx normalizes the path of a URL, but sends "target" unchanged.
-        extensions = {"target": target, "timeout": {"connect": CONNECT_TIMEOUT}}
-        return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
 
     def _path(self, scope: Scope) -> bytes:
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -147,17 +152,21 @@ class ReverseProxy:
                 path = path[len(prefix) :]
         return path
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        try:
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        finally:
-            await self._transport.aclose()
-        await send({"type": "lifespan.shutdown.complete"})
+    def _own_locations(
+        self, scope: Scope, response: httpx.Response, lease: Lease, base_paths: Callable[[], BasePaths]
+    ) -> Sequence[tuple[bytes, bytes]]:
+        prefix = scope.get("root_path", "").rstrip("/").encode() + self._own_path
+        return own_locations(response.headers.raw, prefix, lease.endpoint.base_path, base_paths)
 
 
-class _RequestBody(httpx.AsyncByteStream):
+async def _lifespan(receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+class _RequestBody(BodyStream):
     """A request body, which is read from the client as fast as the upstream accepts it.
 
     Iteration raises `BadRequest` if the body is shorter or longer than announced, and `RequestTimeout` if the client stops
@@ -177,6 +186,7 @@ class _RequestBody(httpx.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
+        self.is_begun = True
         if self._over.is_set():
             raise StopAsyncIteration
         message, self._next = self._next or await next_message(self._receive), None
@@ -218,6 +228,35 @@ def _framing(scope: Scope) -> BodyFraming:
         raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
 
 
+def _request(scope: Scope, path: bytes, body: _RequestBody) -> PassedRequest:
+    return PassedRequest(
+        scope["method"],
+        path,
+        scope["query_string"],
+        [*_request_headers(scope), *body.framing_headers(scope["method"])],
+        body if body.whole is None else body.whole,
+        has_api_key=API_KEY in scope,
+    )
+
+
+def _session(scope: Scope, header: bytes) -> str:
+    """Return the key of the session that the request's `header` names, or "" if it names none."""
+    named = [value for name, value in scope["headers"] if name == header and value]
+    return session_key("header", *named) if named else ""
+
+
+async def _open(forwarder: Forwarder, request: PassedRequest, session: str, model: str | None) -> tuple[httpx.Response, Lease]:
+    """Send the request, and return the response without its body. Raises `APIError` if there is no response."""
+    try:
+        return await forwarder.send(request, session, model)
+    except httpx.TransportError as error:
+        if isinstance(error, httpx.LocalProtocolError):
+            raise BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE) from error
+        path = unquote(request.path.decode("latin-1"))
+        logger.warning("no answer from the upstream to %s %s: %s", request.method, path, redacted(repr(error)))
+        raise from_transport(error) from error
+
+
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return `headers` without the hop-by-hop headers, with names in lower case, as ASGI requires."""
     lowered = [(name.lower(), value) for name, value in headers]
@@ -246,72 +285,28 @@ def _request_headers(scope: Scope) -> Headers:
     return kept + [(name, value) for name, value in forwarded.items() if value and name not in dict(kept)]
 
 
-async def _forward(response: httpx.Response, send: Send) -> None:
-    """Forward the response to the client. Raises `UpstreamError` if the upstream's response is interrupted."""
-    headers = _end_to_end(response.headers.raw)
+async def _forward(response: httpx.Response, headers: Iterable[tuple[bytes, bytes]], send: Send, blamed: Lease | None) -> None:
+    """Forward the response to the client with `headers`. Raises `UpstreamError` if the upstream's response is interrupted.
+
+    An error that `send` raises for the first message is passed on. An interruption is the fault of the endpoint of `blamed`.
+    """
+    headers = _end_to_end(headers)
     if response.status_code in {204, 304}:  # a 304 may announce the length of the equivalent 200
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     try:
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        async for chunk in response.aiter_raw():
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    except (httpx.TransportError, APIError) as error:
-        raise UpstreamError(f"The upstream closed the connection before its response was complete: {error!r}") from error
+        await _forward_body(response, send, blamed)
     finally:
         with anyio.CancelScope(shield=True):
             await response.aclose()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-# -- paths ------------------------------------------------------------------------------------------------------------------
-
-
-class PassablePaths:
-    """The requests that the reverse proxy forwards if API keys are required.
-
-    The upstream trusts this server, and therefore every caller with an API key. For this reason, only listed paths are
-    forwarded.
-    """
-
-    def __init__(self, entries: Iterable[str]) -> None:
-        """Parse entries such as `/health` (one path), `/v1/` (all paths below) and `DELETE /v1/files/` (one method).
-
-        An entry without a method allows GET, HEAD, OPTIONS and POST. An entry for GET also allows HEAD.
-        """
-        self._entries: list[tuple[frozenset[str], bytes]] = []
-        for entry in entries:
-            method, space, path = entry.rpartition(" ")
-            methods = ({method, "HEAD"} if method == "GET" else {method}) if space else _DEFAULT_METHODS
-            self._entries.append((frozenset(methods), path.encode()))
-
-    def check(self, method: str, path: bytes) -> None:
-        """Raise `NotFound` if no entry matches `path`, or `MethodNotAllowed` if no matching entry allows `method`."""
-        allowed: set[str] = set()
-        for methods, entry in self._entries:
-            if path == entry or (entry[-1:] == b"/" and path.startswith(entry)):
-                allowed |= methods
-        if not allowed:
-            raise NotFound("This path is not passed on to the upstream.", code="unknown_url")
-        if method not in allowed:
-            message = f"Method {method} is not passed on at this path."
-            raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(allowed))})
-
-
-def check_path(path: bytes) -> None:
-    """Raise `BadRequest` if `path` is ambiguous, because servers could resolve it differently.
-
-    A path is ambiguous if it does not start with a slash, has a control character or a `.` or `..` segment in any encoding, or
-    is percent-encoded more than twice.
-    """
-    if not path.startswith(b"/"):
-        raise BadRequest("The path does not start with a slash.", code="invalid_path")
-    for _ in range(_MAX_DECODINGS):
-        # Some servers split paths at backslashes too, and some ignore what follows a semicolon in a segment.
-        segments = (segment.partition(b";")[0] for segment in _SEPARATORS.split(path))
-        if any(segment in (b".", b"..") for segment in segments) or _CONTROLS.search(path):
-            raise BadRequest("The path contains control characters, or a segment '.' or '..'.", code="invalid_path")
-        decoded = unquote_to_bytes(path)
-        if decoded == path:
-            return
-        path = decoded
-    raise BadRequest("The path is percent-encoded more than twice.", code="invalid_path")
+async def _forward_body(response: httpx.Response, send: Send, blamed: Lease | None) -> None:
+    try:
+        async for chunk in response.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except (httpx.TransportError, APIError) as error:
+        if blamed is not None:
+            blamed.record_error(error)
+        raise UpstreamError(f"The upstream closed the connection before its response was complete: {error!r}") from error

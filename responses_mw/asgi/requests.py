@@ -5,32 +5,45 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from ..auth import API_KEY, owner_in
 from ..cache import Cache
-from ..engine.prompt_templates import Prompts
 from ..engine.runner import Runner
-from ..errors import BadRequest, RequestTimeout, TooLarge, Unavailable
+from ..errors import RequestTimeout, TooLarge, Unavailable
+from ..files import FileLibrary
+from ..files.vector_stores import VectorStores
 from ..jobs import JobService
-from ..protocol.request import checks
-from ..protocol.request.checks import decode
-from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
+from ..protocol import checks
+from ..protocol.json_limits import decode
+from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_steering, refuse_unknown, steering_fields
 from ..protocol.response import document
 from ..protocol.types import Item, Part
+from ..redaction import credentials_in, protect
 from ..settings import Settings
 from ..settings.groups import AuthSettings, LimitSettings, ServerSettings
+from ..settings.upstreams import UpstreamSettings
 from ..state import Page, State
+from ..tasks import by_size, loads
 from ..telemetry.context import annotate
 from ..telemetry.metrics import LIMITS_REFUSED
-from ..threads import by_size
-from ..upstream import Caller, Standing, Upstream
-from .access import Origins, RateLimits
+from ..upstream import Caller, Standing
+from ..upstream.routing import Upstreams
+from .access import RateLimits
+from .capture_header import asks_for_capture
+from .content_coding import ContentCoding, content_coding, decoded
+from .model_access import check_body
+from .prompt_templates import Prompts
+from .web_pages import Origins
+
+if TYPE_CHECKING:
+    from ..files.retrieval import Retrieval
 
 T = TypeVar("T")
 
@@ -45,6 +58,8 @@ UNCOUNTED = 64 * 1024
 """Number of bytes of each message that are not counted. Small messages are accepted even if the total is exhausted."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 """Default and maximum number of items on a page."""
+_MAX_DECOMPRESSING = 2
+"""Maximum number of bodies that are decompressed at a time, because each one can take 10 MiB in addition to its size."""
 PARAMETERS_SCOPE = "responses_mw.parameters"
 """The key in a request's scope for the parameters in the path. An application in this process does not see them."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -74,34 +89,116 @@ class Inbound:
         self.size = size
         return now
 
+    def message(self) -> InboundMessage:
+        return InboundMessage(self)
 
-class Reader:
+
+@dataclass
+class InboundMessage:
+    """A context manager for a message that is being received. `size` is the number of bytes that count until it exits."""
+
+    inbound: Inbound
+    size: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inbound.resize(self.size, 0)
+
+    def grow(self, size: int) -> None:
+        """Count `size` bytes, unless more bytes count already. Raises the same error as `Inbound.resize`."""
+        self.size = self.inbound.resize(self.size, max(self.size, size))
+
+
+class BodyReader:
+    """Reads JSON bodies, and limits the size of each and of all together."""
+
+    def __init__(self, limits: LimitSettings, max_bytes: int | None = None) -> None:
+        """`max_bytes` is the maximum size of a body, by default that of the `limits`."""
+        self._max_bytes = limits.max_request_bytes if max_bytes is None else max_bytes
+        self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
+        self._decompressing = asyncio.Semaphore(_MAX_DECOMPRESSING)
+
+    async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
+        """Read and decode the body, and return the result of `parse(body, size)`. `size` is in bytes.
+
+        Raises the same errors as `parse`, and:
+
+        - `UnsupportedMediaType` if the body is compressed with an unsupported method
+        - `BadRequest` if the body is not JSON or cannot be decompressed, or `TooLarge` if it exceeds a limit
+        - `RequestTimeout` if the client stops sending or sends too slowly, or `ClientDisconnect` if it disconnects
+        - `Unavailable` if too many large bodies are being received
+        """
+        coding = content_coding(request.headers.getlist("content-encoding"))
+        with self._inbound.message() as message:
+            data = await self._receive(request.receive, message)
+            if coding is not None:
+                data = await self._decompress(data, coding, message)
+            return await by_size(len(data), lambda: parse(decode(data, loads=loads), len(data)))
+
+    async def _receive(self, receive: Receive, message: InboundMessage) -> bytes:
+        deadline = asyncio.get_running_loop().time() + MESSAGE_TIMEOUT
+        chunks, more = list[bytes](), True
+        while more:
+            received = await next_message(receive, deadline)
+            if received["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(received.get("body", b""))
+            if message.size + len(chunks[-1]) > self._max_bytes:
+                raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
+            message.grow(message.size + len(chunks[-1]))
+            more = received.get("more_body", False)
+        return b"".join(chunks)
+
+    async def _decompress(self, data: bytes, coding: ContentCoding, message: InboundMessage) -> bytes:
+        """Decompress a body piece by piece. Of the compressed and the decompressed size, the larger one counts."""
+        chunks, size, step = list[bytes](), 0, len(data)
+        async with self._decompressing:
+            pieces = decoded(data, coding, self._max_bytes)
+            while (piece := await by_size(step, next, pieces, None)) is not None:
+                size += len(piece)
+                message.grow(size)
+                chunks.append(piece)
+                step = max(len(data), len(piece))
+        return b"".join(chunks)
+
+
+class Reader(BodyReader):
     """Reads the caller and the body of each request."""
 
     def __init__(
-        self, limits: LimitSettings, auth: AuthSettings, server: ServerSettings, forward_headers: Iterable[str]
+        self, limits: LimitSettings, auth: AuthSettings, server: ServerSettings, upstreams: Sequence[UpstreamSettings]
     ) -> None:
-        """`forward_headers` are names in lower case. These headers and `authorization` are forwarded to the upstream."""
+        """A header is forwarded if all `upstreams` allow it, because a client cannot know which of them gets its request."""
+        super().__init__(limits)
         self._auth = auth
-        self._max_bytes = limits.max_request_bytes
-        self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
-        self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
+        forwarded = frozenset.intersection(*(frozenset(one.forwarded) for one in upstreams))
+        self._forwarded = frozenset(name.encode() for name in ["authorization", *forwarded])
         self._prompts = Prompts(server.prompts_dir)
+        self._steering = refused_fields(upstreams)
         self._refuses_unknown = server.unknown_fields == "refuse"
 
-    def parse(self, body: Any, size: int) -> CreateResponse:
-        """Parse the decoded body of a request, whose JSON has `size` bytes. Raises `BadRequest` if the body is invalid."""
-        return self.resolve_and_parse(body, size)[1]
+    def parse(self, body: Any, size: int, scope: Scope) -> CreateResponse:
+        """Parse the decoded body of the request with this `scope`. Its JSON has `size` bytes.
 
-    def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
-        """Like `parse`, but also return the body with its prompt template applied."""
+        Raises `BadRequest` if the body is invalid, and `NotFound` if the request's API key may not use the model.
+        """
+        return self.resolve_and_parse(body, size, scope)[1]
+
+    def resolve_and_parse(self, body: Any, size: int, scope: Scope) -> tuple[Any, CreateResponse]:
+        """Like `parse`, but also return the body with its prompt template applied, and with the only model of the API key."""
+        refuse_steering(body, self._steering)
         if self._refuses_unknown:
             refuse_unknown(body)
-        resolved = self._prompts.resolve(body)
+        resolved = check_body(scope, self._prompts.resolve(body))
         return resolved, parse(resolved, size)
 
-    def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller, and record its owner for logs and spans. Raises the same errors as `owner_in`."""
+    def caller(self, request: HTTPConnection, model: str | None = None) -> Caller:
+        """Return the caller, and record its owner for logs and spans. Raises the same errors as `owner_in`.
+
+        `model` is the model that the request is for, or None if the request is not for a model.
+        """
         scope = request.scope
         headers: dict[str, str] = {}
         for raw, value in scope["headers"]:
@@ -109,40 +206,15 @@ class Reader:
                 name, text = raw.decode(), value.decode("latin-1")
                 headers[name] = f"{headers[name]}, {text}" if name in headers else text
         owner = owner_in(scope, self._auth)
-        annotate(owner=owner, key=scope.get(API_KEY, ""))
-        return Caller(owner, headers, scope, Standing(API_KEY in scope, API_KEY in scope))
+        annotate(owner=owner, key=scope.get(API_KEY, ""), is_captured=asks_for_capture(request.headers))
+        protect(partial(credentials_in, headers))
+        return Caller(owner, headers, scope, Standing(API_KEY in scope, API_KEY in scope), model=model)
 
-    async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """Read and decode the body, and return the result of `parse(body, size)`. `size` is in bytes.
 
-        Raises the same errors as `parse`, and:
-
-        - `BadRequest` if the body is compressed or is not JSON, or `TooLarge` if it exceeds a limit
-        - `RequestTimeout` if the client stops sending or sends too slowly, or `ClientDisconnect` if it disconnects
-        - `Unavailable` if too many large bodies are being received
-        """
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            message = f"The content-encoding '{encoding}' of the request body is not supported."
-            raise BadRequest(message, code="unsupported_encoding")
-        size = 0
-        deadline = asyncio.get_running_loop().time() + MESSAGE_TIMEOUT
-        chunks, more = list[bytes](), True
-        try:
-            while more:
-                received = await next_message(request.receive, deadline)
-                if received["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                chunks.append(received.get("body", b""))
-                if size + len(chunks[-1]) > self._max_bytes:
-                    raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
-                size = self._inbound.resize(size, size + len(chunks[-1]))
-                more = received.get("more_body", False)
-            data = b"".join(chunks)
-            chunks.clear()
-            return await by_size(size, lambda: parse(decode(data), size))
-        finally:
-            self._inbound.resize(size, 0)
+def refused_fields(upstreams: Iterable[UpstreamSettings]) -> frozenset[str]:
+    """Return the fields that steer one of the `upstreams`, act for the owner of its credential, and are not allowed there."""
+    steering = (steering_fields(one.allowed_fields) for one in upstreams if one.has_credential)
+    return frozenset[str]().union(*steering)
 
 
 async def next_message(receive: Receive, deadline: float = math.inf) -> Message:
@@ -159,30 +231,36 @@ async def next_message(receive: Receive, deadline: float = math.inf) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class EndpointContext:
-    """The objects that the endpoints share. `state`, `jobs` and `cache` are None if the server has no stored state."""
+    """The objects that the endpoints share. Those that need stored state are None if the server has none."""
 
     runner: Runner
-    upstream: Upstream
+    upstreams: Upstreams
     state: State | None
     jobs: JobService | None
     cache: Cache | None
+    files: FileLibrary | None
+    vector_stores: VectorStores | None
+    retrieval: Retrieval | None
     reader: Reader
     origins: Origins
     limits: RateLimits
     settings: Settings
 
-    async def verified(self, request: HTTPConnection) -> Caller:
-        """Return the caller after checking its credential. Raises the same errors as `owner_in` and `Upstream.verify`."""
-        caller = self.reader.caller(request)
-        await self.upstream.verify(caller)
+    async def verify(self, request: HTTPConnection, model: str | None = None) -> Caller:
+        """Return the caller after checking its credential. Raises the same errors as `owner_in` and `Upstreams.verify`.
+
+        `model` is the model that the request is for, or None if the request is not for a model.
+        """
+        caller = self.reader.caller(request, model)
+        await self.upstreams.verify(caller)
         return caller
 
 
-def paging(request: Request) -> dict[str, Any]:
+def paging(request: Request, *, default: int = DEFAULT_LIMIT, maximum: int = MAX_LIMIT) -> dict[str, Any]:
     """Return the query parameters `after`, `limit` and `order`, or their defaults. Raises `BadRequest` for invalid values."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
-    limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
+    limit = checks.integer(number(request, "limit", default), "limit", minimum=1, maximum=maximum)
     return {"after": query.get("after"), "limit": limit, "order": order}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
+from importlib.resources import files as package_files
 from typing import Any
 
 import orjson
@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import MethodNotAllowed, NotFound
 from ..settings.groups import ServerSettings
 from ..version import VERSION
-from . import conversations, responses
+from . import conversations, responses, vector_stores
+from . import files as file_endpoints
 from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
 from .requests import EndpointContext
 from .telemetry import ROUTE_SCOPE
@@ -28,6 +29,7 @@ from .websocket import WebSockets
 Endpoint = Callable[[EndpointContext, Request], Awaitable[ASGIApp]]
 
 _ONE = "/v1/conversations/{conversation_id}"
+_STORE = "/v1/vector_stores/{vector_store_id}"
 
 ROUTES: dict[str, dict[str, Endpoint]] = {
     "/v1/responses": {"POST": responses.create, "GET": responses.connect},
@@ -40,9 +42,29 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     _ONE: {"GET": conversations.retrieve, "POST": conversations.update, "DELETE": conversations.delete},
     f"{_ONE}/items": {"POST": conversations.create_items, "GET": conversations.items},
     f"{_ONE}/items/{{item_id}}": {"GET": conversations.item, "DELETE": conversations.delete_item},
+    "/v1/files": {"POST": file_endpoints.create, "GET": file_endpoints.list_files},
+    "/v1/files/{file_id}": {"GET": file_endpoints.retrieve, "DELETE": file_endpoints.delete},
+    "/v1/files/{file_id}/content": {"GET": file_endpoints.content},
+    "/v1/uploads": {"POST": file_endpoints.refuse_upload},
+    "/v1/uploads/{upload_id}/{action}": {"POST": file_endpoints.refuse_part},
+    "/v1/vector_stores": {"POST": vector_stores.create, "GET": vector_stores.list_stores},
+    _STORE: {"GET": vector_stores.retrieve, "POST": vector_stores.update, "DELETE": vector_stores.delete},
+    f"{_STORE}/search": {"POST": vector_stores.search},
+    f"{_STORE}/files": {"POST": vector_stores.add_file, "GET": vector_stores.list_files},
+    f"{_STORE}/files/{{file_id}}": {
+        "GET": vector_stores.retrieve_file,
+        "POST": vector_stores.update_file,
+        "DELETE": vector_stores.delete_file,
+    },
+    f"{_STORE}/files/{{file_id}}/content": {"GET": vector_stores.file_content},
+    f"{_STORE}/file_batches": {"POST": vector_stores.add_batch},
+    f"{_STORE}/file_batches/{{batch_id}}": {"GET": vector_stores.retrieve_batch},
+    f"{_STORE}/file_batches/{{batch_id}}/cancel": {"POST": vector_stores.cancel_batch},
+    f"{_STORE}/file_batches/{{batch_id}}/files": {"GET": vector_stores.list_batch_files},
 }
 """Maps each path to its HTTP methods and their endpoints."""
 
+_FILE_PATHS = frozenset(path for path in ROUTES if path.startswith(("/v1/files", "/v1/uploads", "/v1/vector_stores")))
 _PATTERNS = {compile_path(route)[0]: route for route in ROUTES}
 
 
@@ -113,12 +135,18 @@ def _has_started(response: ASGIApp | None) -> bool:
 # -- the OpenAPI document ------------------------------------------------------------------------------------------
 
 
-def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document. `needs_key` requires credentials. `closed` forbids unknown members of `CreateResponse`."""
-    document: dict[str, Any] = orjson.loads((files("responses_mw") / "asgi" / "openapi.json").read_bytes())
+def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False, files: bool = True) -> dict[str, Any]:
+    """Return the OpenAPI document.
+
+    `needs_key` requires credentials. `closed` forbids unknown members of `CreateResponse`. `files` includes the paths of files
+    and vector stores.
+    """
+    document: dict[str, Any] = orjson.loads((package_files("responses_mw") / "asgi" / "openapi.json").read_bytes())
     document["info"]["version"] = VERSION
     document["servers"] = [{"url": base_path or "/"}]
     document["security"] = [{"key": []}] if needs_key else [{}, {"key": []}]  # the upstream may require no credential
+    if not files:
+        document["paths"] = {path: one for path, one in document["paths"].items() if path not in _FILE_PATHS}
     if closed:
         document["components"]["schemas"]["CreateResponse"]["additionalProperties"] = False
     return document
@@ -127,11 +155,11 @@ def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = Fal
 class DescriptionMiddleware:
     """ASGI middleware that serves the OpenAPI document at `/openapi.json` below the base path. `app` serves other requests."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool, files: bool = True) -> None:
         self._app = app
         self._path = settings.base_path + "/openapi.json"
         closed = settings.unknown_fields == "refuse"
-        self._response = JSONResponse(describe(settings.base_path, needs_key=needs_key, closed=closed))
+        self._response = JSONResponse(describe(settings.base_path, needs_key=needs_key, closed=closed, files=files))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         paths = (self._path, scope.get("root_path", "") + self._path)  # some hosts include `root_path` in the path

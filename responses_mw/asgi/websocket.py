@@ -29,9 +29,11 @@ from starlette.websockets import WebSocket
 from ..cache.policy import policy_of
 from ..engine.run import RunMode
 from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable, without_traceback
-from ..protocol.request import checks
-from ..threads import background_task, by_size
+from ..protocol import checks, json_limits
+from ..tasks import background_task, by_size, loads
+from ..telemetry.context import annotate
 from ..upstream import Caller
+from .capture_header import asks_for_capture
 from .http_responses import ErrorResponse
 from .requests import EndpointContext
 from .telemetry import websocket_request_span
@@ -61,7 +63,7 @@ class WebSockets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            caller = await self._verified(scope)
+            caller = await self._verify(scope)
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
@@ -71,13 +73,13 @@ class WebSockets:
             history = ConnectionHistory(context.state, share, required=context.settings.state.required)
             await WebSocketConnection(context, history, share, caller, scope, receive, send).run()
 
-    async def _verified(self, scope: Scope) -> Caller:
+    async def _verify(self, scope: Scope) -> Caller:
         """Return the verified caller. Raises `APIError` if the upgrade must be refused."""
         self._context.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
         # A request with `generate: false` does not call the upstream, which would check the credential.
-        caller = await self._context.verified(HTTPConnection(http_scope))
+        caller = await self._context.verify(HTTPConnection(http_scope))
         shares, total = self._memory.shares, self._context.settings.server.max_websockets
         maximum = max(1, total // 5)
         if caller.owner in shares and shares[caller.owner].connections >= maximum:
@@ -178,11 +180,9 @@ class WebSocketConnection:
         text, lane = message.get("text"), None
         data = message.get("bytes") or b"" if text is None else text.encode()
         try:
-            frame = await self._decoded(data)
+            frame = await self._decode(data)
             lane = _lane_of(frame)
-            if frame.get("type") is None:
-                checks.missing("type")
-            if checks.one_of(frame["type"], "type", {_CREATE, _STEER}) == _STEER:
+            if _type_of(frame) == _STEER:
                 await self._send_data(_steer_failed(frame), lane)
             else:
                 self._begin(_create(frame, lane, len(data)), data)
@@ -190,7 +190,7 @@ class WebSocketConnection:
             await self._send_error(error, lane)
         return True
 
-    async def _decoded(self, data: bytes) -> dict[str, Any]:
+    async def _decode(self, data: bytes) -> dict[str, Any]:
         return await by_size(len(data), _decoded, data, self.context.settings.limits.max_request_bytes)
 
     def _begin(self, create: Create, data: bytes) -> None:
@@ -220,7 +220,7 @@ class WebSocketConnection:
             while lane:
                 data = lane.popleft()
                 self.share.leave(len(data))
-                create = _create(await self._decoded(data), create.lane, len(data))
+                create = _create(await self._decode(data), create.lane, len(data))
                 await self._respond(create)
             del self._lanes[create.lane]
         self._serving.discard(scope)
@@ -229,18 +229,17 @@ class WebSocketConnection:
 
     async def _respond(self, create: Create) -> None:
         """Send the events of one response, or an error if the request is refused. Close the connection after other errors."""
-        caller = self.caller.again()
+        model = create.body.get("model")
+        caller = self.caller.again(model if isinstance(model, str) else None)
         try:
             try:
                 with websocket_request_span(_CREATE, self.scope, caller.owner):
-                    await self.context.upstream.verify(caller)  # the credential may have expired since the upgrade
+                    annotate(is_captured=asks_for_capture(Headers(scope=self.scope)))
+                    await self.context.upstreams.verify(caller)  # the credential may have expired since the upgrade
                     await self.context.limits.request(self.scope, caller)
                     await self._run(create, caller)
             except APIError as error:
                 await self._send_error(error, create.lane)
-        except OSError:
-            logger.debug("the client disconnected")  # some ASGI servers raise an OSError in this case
-            self._open.cancel()
         except Exception:  # close the connection, because otherwise the client would wait forever
             logger.exception("a response on a WebSocket failed")
             await self._close(_BROKEN, APIError("The server had an error while processing your request."))
@@ -249,7 +248,7 @@ class WebSocketConnection:
         """Send the events of a response. If it fails, or its request is invalid, remove the previous response from memory."""
         context, has_failed, last = self.context, True, ""
         try:
-            request = await by_size(create.size, context.reader.parse, create.body, create.size)
+            request = await by_size(create.size, context.reader.parse, create.body, create.size, self.scope)
             if create.generate:
                 policy = policy_of(request.cache, None, context.settings.cache, stored=request.store)
                 run = context.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history)
@@ -278,16 +277,27 @@ class WebSocketConnection:
         if self._open.cancel_called:  # ASGI forbids messages after `websocket.close`
             return
         text = orjson.dumps(data if lane is None else {**data, "stream_id": lane}).decode()
-        await self.send({"type": "websocket.send", "text": text})
+        try:
+            await self.send({"type": "websocket.send", "text": text})
+        except OSError:  # some ASGI servers raise one if the client has disconnected
+            logger.debug("the client disconnected")
+            self._open.cancel()
+            await anyio.sleep_forever()  # so that the run is cancelled, and does not fail
 
 
 def _decoded(data: bytes, maximum: int) -> dict[str, Any]:
     if len(data) > maximum:
         raise TooLarge(f"The frame is larger than {maximum} bytes.")
-    frame = checks.decode(data, "the JSON of your frame")
+    frame = json_limits.decode(data, "the JSON of your frame", loads=loads)
     if not isinstance(frame, dict):
         raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
     return frame
+
+
+def _type_of(frame: dict[str, Any]) -> str:
+    if frame.get("type") is None:
+        checks.missing("type")
+    return checks.one_of(frame["type"], "type", {_CREATE, _STEER})
 
 
 def _lane_of(frame: dict[str, Any]) -> str | None:

@@ -17,13 +17,13 @@ import orjson
 from ..auth import Gate
 from ..engine.history import History, RunContext
 from ..errors import BadRequest, RateLimited
-from ..protocol.request.checks import memory
+from ..protocol.json_limits import memory
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
+from ..tasks import by_size
 from ..telemetry.context import annotate
 from ..telemetry.metrics import WEBSOCKETS_OPEN
-from ..threads import by_size
 
 _POINTER = 8
 """Memory in bytes of a list entry."""

@@ -10,8 +10,8 @@ A request is cacheable only if all of these are true:
 - The history contains only text, because the content behind a URL may change.
 - It does not ask for log probabilities or `enable_response_messages`. Background responses never reach the cache.
 
-An answer is stored only if it consists of reasoning and plain text. The text of the user message is not stored, only its hashes
-and its vector. A record has one of two forms:
+An answer is stored only if it consists of reasoning and plain text. In semantic mode, the text of the user message is stored
+too, because the guard and the judge compare it. A record has one of two forms:
 
     C<json>       unencrypted
     S<envelope>   sealed with `auth.secret_keys`, and valid only for this entry and its owner
@@ -30,11 +30,11 @@ from pydantic import TypeAdapter
 from ..crypto import Sealer, is_envelope
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.tools import BRINGS_TOOLS
-from ..protocol.response.document import usage_of_responses
+from ..protocol.response.document import output_text, usage_of_responses
 from ..protocol.types import Document, Item
-from .guard import Signature
+from .normal import normalize
 
-VERSION = 4  # version of hashes and records. Entries of other versions are never found
+VERSION = 5  # version of hashes and records. Entries of other versions are never found
 
 NEUTRAL = frozenset(
     {"items", "previous_response_id", "conversation"}  # hashed as the history that the model sees
@@ -56,7 +56,8 @@ _ITEM_IDENTITY = frozenset({"id", "status"})
 class Key:
     """The cache key of a request.
 
-    `text` is the last user text. `partition` is a hash of everything else that affects the answer. `exact` is a hash of both.
+    `text` is the last user text. `partition` is a hash of everything else that affects the answer. `exact` is a hash of the
+    partition and the normal form of the text.
     """
 
     owner: str
@@ -107,7 +108,11 @@ def key_of(
         "last": {**_without(last, _ITEM_IDENTITY), "content": _without(last["content"][0], frozenset({"text"}))},
     }
     partition = _hash(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
-    return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
+    return Key(owner, partition, text, _exact(partition, text))
+
+
+def _exact(partition: str, text: str) -> str:
+    return _hash(partition.encode() + b"\0" + normalize(text).encode("utf-8", "surrogatepass"))
 
 
 _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
@@ -177,7 +182,7 @@ _PART_MEMBERS = frozenset({"type", "text"})
 class Entry:
     """A cached answer: `items` without ids. It is valid only for its `owner`, its exact `key` and its version `v`.
 
-    `ttl` is in seconds. `usage` is None if the upstream reported none. `signature` is None if the text was not embedded.
+    `ttl` is in seconds. `usage` is None if the upstream reported none. `text` is None if the text was not embedded.
     """
 
     owner: str
@@ -185,8 +190,17 @@ class Entry:
     items: list[Item]
     usage: dict[str, Any] | None
     ttl: int
-    signature: Signature | None = None
+    text: str | None = None
     v: int = VERSION
+
+    def is_in(self, partition: str) -> bool:
+        """Return whether the entry belongs to `partition`. It does not matter where in Redis it was found."""
+        return self.text is not None and _exact(partition, self.text) == self.key
+
+    @property
+    def answer(self) -> str:
+        """The text of the answer, without the reasoning."""
+        return output_text({"output": self.items})
 
 
 _ENTRY = TypeAdapter(Entry)
@@ -258,7 +272,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
         raise ValueError("the record belongs to another entry or version")
     if not _is_answer(entry.items) or (entry.usage is not None and usage_of_responses(entry.usage) != entry.usage):
-        raise ValueError("the record contains what is never cached")
+        raise ValueError("the record contains items that are never cached")
     return entry
 
 

@@ -5,28 +5,28 @@
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
 An option in the body overrides the same option in the header. The operator sets the highest mode (`cache.max_mode`, or
-`cache.mode` if that is higher), the longest lifetime (`cache.ttl`) and the lowest threshold (`cache.threshold`). docs/cache.md
-lists the reasons for misses.
+`cache.mode` if that is higher), the longest lifetime (`cache.ttl`) and the lowest threshold (`cache.threshold`).
+docs/guides/cache.md lists the reasons for misses.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..protocol.request import checks
+from ..protocol import checks
 from ..protocol.types import Item
 from ..settings.groups import CacheSettings
-from .entry import Key
-from .guard import Signature
+from .entry import Entry, Key
 
 if TYPE_CHECKING:
-    from .vectors import Vector
+    from ..embeddings.vector import Vector
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
@@ -75,9 +75,8 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
     elif body is not None:
         asked |= _options(body, BODY)
     highest = max(settings.mode, settings.max_mode, key=MODES.index)
-    supported = "semantic" if settings.embedding_model else "exact"
     return Policy(
-        mode=min(asked.get("mode", settings.mode), highest, supported, key=MODES.index),
+        mode=min(asked.get("mode", settings.mode), highest, key=MODES.index),
         ttl=min(asked.get("ttl", settings.ttl), settings.ttl),
         threshold=max(asked.get("threshold", settings.threshold), settings.threshold),
         read=not asked.get("refresh", False),
@@ -110,7 +109,7 @@ def _decoded(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A cached answer. `items` have no ids. `kind` is `exact` or `semantic`. `age` is in seconds.
+    """A cached answer. `items` have no ids. `kind` is `exact`, `alias` or `semantic`. `age` is in seconds.
 
     `usage` is the usage of the original answer, or None if it is unknown. Its additional member `"cache": kind` shows that
     these tokens were not used again.
@@ -121,11 +120,32 @@ class Hit:
     age: int
     items: list[Item]
     usage: dict[str, Any] | None
+    source: Candidate | None = field(default=None, compare=False)
+    """The entry, if it has the answer to another question."""
 
     @property
     def header(self) -> str:
         """Value of the `x-responses-cache` header."""
         return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry that may have the answer to the question of `key`. It expires in `left` seconds.
+
+    Its question is similar, and the guard finds no difference.
+    """
+
+    key: Key
+    entry: Entry
+    similarity: float
+    left: float
+
+    def hit(self, kind: str = "semantic") -> Hit:
+        entry = self.entry
+        usage = None if entry.usage is None else {**entry.usage, "cache": kind}
+        source = None if kind == "exact" else self
+        return Hit(kind, min(self.similarity, 1.0), max(0, round(entry.ttl - self.left)), entry.items, usage, source)
 
 
 @dataclass(slots=True)
@@ -138,13 +158,24 @@ class Miss:
     """The cache's generation at the lookup. None means that the lookup failed. The answer is then not stored."""
     token: str | None = None  # set while this request holds the flight, so that identical requests wait for it
     vector: Vector | None = None  # the embedding of the text, or None if the text was not embedded
-    signature: Signature | None = None  # the signature of the text, which is computed when it is first needed
+    candidates: list[Candidate] = field(default_factory=list)  # the nearest first
+    judging: asyncio.Task[Hit | None] | None = None
+    """The judgement of a candidate in progress. Its result is a hit if the candidate is approved."""
     reason: str = "not_found"
     nearest: float | None = None  # similarity of the nearest text, if the reason concerns that text
 
     @property
+    def approved(self) -> Hit | None:
+        """The hit, if the judge has approved a candidate by now."""
+        task = self.judging
+        is_over = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and is_over else None
+
+    @property
     def header(self) -> str:
         similarity = "" if self.nearest is None else f"; similarity={self.nearest:.4f}"
+        if self.judging is not None:  # the judge and the upstream have begun
+            return f"race{similarity}"
         threshold = f"; threshold={self.policy.threshold:.4f}" if self.reason == "below_threshold" else ""
         return f"miss; reason={self.reason}{similarity}{threshold}"
 

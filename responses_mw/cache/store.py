@@ -13,10 +13,12 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import orjson
 
+from ..errors import Unavailable
 from ..lua import Script, load
 from ..settings.groups import CacheSettings
 from .entry import Key
@@ -35,9 +37,13 @@ _LOOKUP_PAGE = 200  # maximum number of new vectors that a lookup returns
 _MARGIN = 60  # seconds that the lists of entries outlive the entries
 
 
-_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
-    "cache", "lookup", "read", "since", "keep", "flight", "forget", "purge", "stats", prefix="cache_"
+_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _VERDICT, _FORGET, _PURGE, _STATS = load(
+    "cache", "lookup", "read", "since", "keep", "flight", "verdict", "forget", "purge", "stats", prefix="cache_"
 )
+
+
+FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
+"""Exceptions raised if Redis is down or slow, or if a key holds a value that this server did not write."""
 
 
 class RedisCommands(Protocol):
@@ -74,20 +80,53 @@ class EntryPage:
         return cls(space, after, generation.decode(), int(last), entries, is_full)
 
 
+class LookupVerdict(Enum):
+    """What an exact lookup has found."""
+
+    HIT = b"hit"
+    """There is an entry with this `record`, which expires in `left` seconds."""
+    LEAD = b"lead"
+    """This request makes the answer, and identical requests wait for it."""
+    WAIT = b"wait"
+    """Another request is making the answer."""
+    ALONE = b"alone"
+    """This request makes the answer, and no other request waits."""
+
+
+class Kept(Enum):
+    """The result of `Entries.keep`."""
+
+    KEPT = b"kept"
+    PURGED = b"purged"
+    """The cache was purged since the lookup. Nothing was stored or released."""
+    BOUND = b"bound"
+    """The entry alone exceeds a limit. Nothing was stored or released."""
+
+
+class Claim(Enum):
+    """The result of `Entries.claim`."""
+
+    APPROVED = b"y"
+    REFUSED = b"n"
+    BUSY = b"busy"
+    """Another request has claimed the pair."""
+    FULL = b"full"
+    """The entry has the maximum number of verdicts."""
+    GONE = b"gone"
+    """The entry no longer exists."""
+    CLAIMED = b"claimed"
+
+
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The result of an exact lookup. `verdict` is one of:
+    """The result of an exact lookup. An alias led to another entry, `target`, whose question has this `similarity`."""
 
-    hit     there is an entry with this `record`, which expires in `left` seconds
-    lead    this request makes the answer, and identical requests wait for it
-    wait    another request is making the answer
-    alone   this request makes the answer, and no other request waits
-    """
-
-    verdict: str
+    verdict: LookupVerdict
     generation: str
     record: bytes = b""
     left: float = 0.0
+    target: str = ""
+    similarity: float = 1.0
     page: EntryPage | None = None  # the new entries of the partition, if requested
 
 
@@ -117,20 +156,27 @@ class Entries:
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
-    async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> LookupResult:
-        """Look up the entry with exactly this key. If there is none, try to take its flight.
+    async def lookup(
+        self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None, *, judge: str = ""
+    ) -> LookupResult:
+        """Look up the entry with exactly this key, or with an alias of `judge`. If there is none, try to take its flight.
 
         The flight is taken for `lease` seconds, unless `token` is None, another request holds it, or `release` has marked it.
         `known` is a vector space and the number of the last entry that the caller has read. If `known` is not None and the
-        verdict is `lead` or `alone`, the `page` of the result contains up to `_LOOKUP_PAGE` newer entries of the partition.
+        verdict is LEAD or ALONE, the `page` of the result contains up to `_LOOKUP_PAGE` newer entries of the partition.
         """
         page_args: tuple[str | int, ...] = (key.partition, *known, _LOOKUP_PAGE) if known is not None else ()
-        args = [key.exact, token or "", int(lease * 1000), *page_args]
-        verdict, generation, *rest = await self._redis.script(_LOOKUP, [self._key(key)], args)
-        if verdict == b"hit":
-            return LookupResult("hit", generation.decode(), rest[0], rest[1] / 1000)
+        args = [key.exact, token or "", int(lease * 1000), judge, *page_args]
+        found, generation, *rest = await self._redis.script(_LOOKUP, [self._key(key)], args)
+        verdict = LookupVerdict(found)
+        if verdict is LookupVerdict.HIT:
+            record, left, *alias = rest
+            target, similarity = (alias[0].decode(), float(alias[1])) if alias else ("", 1.0)
+            if not 0 <= similarity <= 1:
+                raise ValueError("the similarity of an alias is not from 0 to 1")
+            return LookupResult(verdict, generation.decode(), record, left / 1000, target, similarity)
         page = EntryPage.parse(*known, _LOOKUP_PAGE, generation, rest[0]) if known is not None and rest[0] is not None else None
-        return LookupResult(verdict.decode(), generation.decode(), page=page)
+        return LookupResult(verdict, generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
         """Return the record and the remaining seconds of each entry in `ids`, or None for an entry that no longer exists."""
@@ -152,11 +198,11 @@ class Entries:
         ttl: int,
         response: str,
         vector: tuple[str, bytes] = ("", b""),
-    ) -> str:
-        """Store a record for `ttl` seconds, release the flight of `token`, and return `kept`. Older entries may be evicted.
+    ) -> Kept:
+        """Store a record for `ttl` seconds, release the flight of `token`, and return KEPT. Older entries may be evicted.
 
-        If `generation` is outdated because of a purge, return `purged`. If the entry alone exceeds a limit, return `bound`.
-        In both cases, nothing is stored or released. `response` is the id of the response that has the answer. `vector` is the
+        If `generation` is outdated because of a purge, return PURGED. If the entry alone exceeds a limit, return BOUND.
+        `response` is the id of the response that has the answer. `vector` is the
         text's vector space and encoded vector. Both are empty if the text was not embedded.
         """
         space, encoded = vector
@@ -176,7 +222,28 @@ class Entries:
         }
         await self.register(key.owner)
         reply: bytes = await self._redis.script(_KEEP, [self._key(key)], [orjson.dumps(facts), record, encoded])
-        return reply.decode()
+        return Kept(reply)
+
+    # -- verdicts -------------------------------------------------------------------------------------------------
+
+    async def claim(self, key: Key, target: str, judge: str, lease: float) -> Claim:
+        """Claim to judge whether the entry `target` answers the question of `key`. The claim expires after `lease` seconds."""
+        return Claim(await self._decide("claim", key, target, judge, int(lease * 1000)))
+
+    async def settle(self, key: Key, target: str, judge: str, *, is_approved: bool, generation: str, similarity: float) -> bool:
+        """Record a verdict as long as the entry `target` exists. An approved phrasing becomes an alias of the entry.
+
+        Return False if the entry no longer exists, or if the cache was purged since the lookup.
+        """
+        verdict = "y" if is_approved else "n"
+        return bool(await self._decide("settle", key, target, judge, verdict, generation, f"{similarity:.4f}") == b"settled")
+
+    async def reject(self, key: Key, target: str) -> bool:
+        """Remove the entry `target` in the partition of `key`, and its aliases. Return whether there was an entry."""
+        return bool(await self._decide("reject", key, target, ""))
+
+    async def _decide(self, action: str, key: Key, target: str, judge: str, *args: str | int) -> Any:
+        return await self._redis.script(_VERDICT, [self._key(key)], [action, target, key.exact, judge, *args])
 
     # -- flights --------------------------------------------------------------------------------------------------
 

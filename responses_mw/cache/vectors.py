@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..embeddings.vector import Vector
 from .entry import Key
 from .store import MAX_PARTITION_ENTRIES, Entries, EntryPage
-
-Vector: TypeAlias = NDArray[np.float32]
 
 MAX_MATCHES = 4  # maximum number of entries returned. Several are useful because the guard may refuse the nearest ones
 PAGE = 2000  # maximum number of vectors that are read at a time
@@ -143,19 +141,6 @@ class _Partition:
 
 
 # -- vectors ---------------------------------------------------------------------------------------------------------------
-
-
-def unit_vector(numbers: object) -> Vector:
-    """Scale `numbers` to length 1. Raises `ValueError` if it is not a list of numbers, or the norm is 0 or not finite."""
-    with np.errstate(over="ignore"):  # an overflow is reported below
-        try:
-            vector = np.asarray(numbers, dtype=np.float32)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError("the embedding is not a list of numbers") from None
-        length = np.linalg.norm(vector) if vector.ndim == 1 else np.float32(0)
-    if not np.isfinite(length) or length == 0:
-        raise ValueError("the norm of the embedding is zero or not finite")
-    return vector / length
 
 
 def encode_vector(vector: Vector) -> bytes:

@@ -20,10 +20,18 @@ from .commands import COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
-_SHORT_FLAGS = {"upstream.url": ["--upstream"], "redis.url": ["--redis"]}
+_SHORT_FLAGS = {"upstream.url": ["--upstream"], "redis.url": ["--redis"], "json_lines": ["--json"]}
 """Short flags by setting. pydantic-settings' own `cli_shortcuts` cannot use the name of a group as a flag."""
 
-_PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
+_PLACEHOLDERS = {
+    "float": "SECONDS",
+    "int": "N",
+    "str": "TEXT",
+    "SecretStr": "SECRET",
+    "dict[str,JSON]": "JSON",
+    "dict[str,SecretStr]": "JSON",
+    "dict[str,str]": "JSON",
+}
 _ENDINGS = {
     "url": "URL",
     "_bytes": "SIZE",
@@ -32,6 +40,8 @@ _ENDINGS = {
     "host": "ADDRESS",
     "config": "PATH",
     "threshold": "N",
+    "probability": "N",
+    "audit": "N",
 }
 
 
@@ -74,7 +84,8 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
     except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
         extra = "demo" if name == "demo" else "all"
-        sys.exit(f"responses-mw {name} needs {missing.name}: install responses-mw with the extra '{extra}'")
+        how = f"install responses-mw with the extra '{extra}' (in a clone: pip install '.[{extra}]')"
+        sys.exit(f"responses-mw {name} needs {missing.name}: {how}")
 
 
 def _explained(error: ValidationError | SettingsError) -> str:
@@ -118,7 +129,7 @@ class _Parser(ArgumentParser):
         self._known += names
         if setting and options.get("metavar") is not None:
             options["metavar"] = _placeholder(setting, options["metavar"])
-        text = re.sub(r" \(default: (None||False|\[\]|\{\})\)$", "", options["help"])
+        text = re.sub(r" \(default: (None||False|\[\]|\{\}|\(\))\)$", "", options["help"])
         options["help"] = re.sub(r"\(default: \['(.*)'\]\)", lambda found: f"(default: {found[1]})".replace("', '", ","), text)
         group.add_argument(*names, **options)
 

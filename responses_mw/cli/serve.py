@@ -1,24 +1,17 @@
-"""The command `responses-mw serve`, in one or several processes, and the start message.
-
-With `--processes N`, each process has its own listening socket (SO_REUSEPORT), and the kernel distributes the connections. The
-parent only reserves the port, starts and replaces processes, and forwards signals. If the parent exits, its processes stop
-gracefully.
-"""
+"""The command `responses-mw serve`, in one or several processes, and the start message."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import math
-import multiprocessing
 import os
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -26,28 +19,30 @@ from pydantic import Field
 
 from ..auth import APIKeys
 from ..errors import StartupError
-from ..network import address_family
+from ..network import is_dual_stack, listening_socket
+from ..redaction import Redactor
+from ..server.processes import Supervisor, bind, leave_group, stop_with_parent
 from ..settings import Settings
+from ..settings.upstreams import DEFAULT
 from ..state import without_credentials
+from ..state.embedded.binary import find_valkey
+from ..tasks import GARBAGE
 from ..telemetry.context import log_facts
-from ..telemetry.instruments import METRICS_DIRECTORY, forget_process
+from ..telemetry.instruments import METRICS_DIRECTORY
 from ..telemetry.setup import set_up_logs, set_up_sdk
-from ..threads import GARBAGE
 from ..version import VERSION
 
 if TYPE_CHECKING:
-    import uvicorn
-
-    from ..app import ResponsesMiddleware
-    from ..asgi.listener import DrainingServer
+    from ..server.draining import DrainingServer
+    from ..upstream import Upstream
 
 logger = logging.getLogger(__name__)
 
 STARTUP_FAILURE = 3
 """Exit status of a server that could not start, as in uvicorn."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Initial and maximum number of seconds before an exited process is replaced. Each failed start doubles the pause."""
+_FEW_FILES = 4096
+"""Number of open files below which a warning is logged."""
 
 
 class ServeSettings(Settings):
@@ -75,11 +70,12 @@ def _run_server(
     message. If `listener` is None, the server opens its own socket.
     """
     from ..app import create_app
-    from ..asgi.listener import DrainingServer
+    from ..server.config import uvicorn_config
+    from ..server.draining import DrainingServer
 
     try:
         set_up_sdk()
-        app = create_app(settings)
+        app = create_app(settings, settings.host)
     except StartupError as error:
         sys.exit(f"responses-mw: {error}")
     # The collector need not traverse modules, which are never unloaded. High thresholds make collections rare while streaming.
@@ -92,47 +88,34 @@ def _run_server(
     def announce_start() -> None:
         application = app.application
         assert application is not None
-        started(server, summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None))
+        started(server, summary(settings, application.upstreams.all, has_state=application.jobs is not None))
 
-    server = DrainingServer(_uvicorn_config(settings, app), app, settings.server.drain_timeout, announce_start)
+    config = uvicorn_config(settings, app, settings.host, settings.port)
+    server = DrainingServer(config, app, settings.server.drain_timeout, announce_start)
+    if listener is None and is_dual_stack(settings.host):  # uvicorn's socket would accept only IPv6
+        try:
+            listener = bind(settings.host, settings.port, is_shared=False)
+        except OSError as error:
+            print(f"responses-mw: {settings.host}:{settings.port} cannot be opened: {error.strerror}", file=sys.stderr)
+            sys.exit(STARTUP_FAILURE)
     server.run([listener] if listener is not None else None)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
 
 
-def _uvicorn_config(settings: ServeSettings, app: ResponsesMiddleware) -> uvicorn.Config:
-    import uvicorn
-
-    from ..asgi.listener import END_TIMEOUT, Unread, http_protocol, websocket_protocol
-    from ..asgi.requests import Inbound
-
-    limits = settings.limits
-    inbound, unread = Inbound(max(limits.memory_bytes, limits.max_request_bytes)), Unread(limits.memory_bytes)
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=http_protocol(unread),
-        log_config=None,  # set_up_logs has configured logging
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
-        ws=websocket_protocol(inbound, unread),
-        ws_max_size=limits.max_request_bytes,
-        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
-        ws_per_message_deflate=False,  # compression would be the most expensive work per token
-        server_header=False,
-        date_header=False,
-    )
-
-
 def allow_open_files() -> None:
-    """Raise the soft limit of open files, which is often 1,024, to the hard limit. Each stream needs two connections."""
+    """Raise the soft limit of open files, which is often 1,024, to the hard limit. Each stream needs two connections.
+
+    Log a warning if the limit is lower than `_FEW_FILES`.
+    """
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if hard != resource.RLIM_INFINITY and hard < _FEW_FILES:
+            advice = "raise the limit (ulimit -n, LimitNOFILE)"
+            logger.warning("this process may open only %d files, enough for about %d streams: %s", hard, hard // 2, advice)
 
 
 def check_ports(settings: ServeSettings) -> None:
@@ -141,7 +124,7 @@ def check_ports(settings: ServeSettings) -> None:
     with ExitStack() as opened:
         for host, port in (address for address in addresses if address[1]):
             try:
-                opened.enter_context(socket.create_server((host, port), family=address_family(host)))
+                opened.enter_context(listening_socket(host, port))
             except OSError as error:
                 reason = str(error.strerror).partition(" (while")[0]  # create_server adds the address
                 raise OSError(error.errno, f"{host}:{port} cannot be opened: {reason}") from None
@@ -170,19 +153,49 @@ def _announce_server(settings: ServeSettings, address: Any, facts: dict[str, str
     announce(settings, f"listens on http://{host}:{address[1]}{settings.server.base_path}/v1", processes | facts)
 
 
-def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
-    """Return the facts for the start message. `dialect` is None if it has not been detected."""
+def summary(settings: Settings, upstreams: Sequence[Upstream], *, has_state: bool) -> dict[str, str]:
+    """Return the facts for the start message."""
     server, concurrency = settings.server, settings.jobs.concurrency
     return {
-        "upstream": f"{settings.upstream.url} ({dialect or 'dialect not detected yet'})",
+        "upstream": _upstreams(upstreams),
         "store": _store(settings, has_state=has_state),
+        **_files(settings, has_state=has_state),
         "tools": _tools(settings),
         "cache": settings.cache.mode,
         "keys": _keys(settings),
         "limits": _limits(settings),
         "background": f"up to {concurrency} responses at a time" if concurrency else "run by workers",
         "admin_port": f"http://{server.admin_host}:{server.admin_port}" if server.admin_port else "off",
+        **_inspector(settings, has_state=has_state),
     }
+
+
+def _inspector(settings: Settings, *, has_state: bool) -> dict[str, str]:
+    server, ui = settings.server, settings.ui
+    if ui.mode == "off" or not server.admin_port or not has_state:
+        return {}
+    is_open = ui.token is not None or server.admin_is_local
+    return {"inspector": f"http://{server.admin_host}:{server.admin_port}/ui" if is_open else "closed: set ui.token"}
+
+
+def _upstreams(upstreams: Sequence[Upstream]) -> str:
+    is_named = len(upstreams) > 1 or upstreams[0].name != DEFAULT
+    return "; ".join(f"{one.name}: {_described(one)}" if is_named else _described(one) for one in upstreams)
+
+
+def _described(upstream: Upstream) -> str:
+    """Describe an upstream by its URLs, its dialect and, if it has several endpoints, how many are available."""
+    urls, endpoints = ", ".join(upstream.settings.url), upstream.pool.endpoints
+    live = sum(not one.is_ejected for one in endpoints)
+    number = f", {live} of {_count(len(endpoints), 'endpoint')} available" if len(endpoints) != 1 else ""
+    return f"{urls} ({upstream.known_dialect or 'dialect not detected yet'}{number})"
+
+
+def _files(settings: Settings, *, has_state: bool) -> dict[str, str]:
+    if not settings.serves_files or not has_state:
+        return {}
+    place = settings.files.url or "in the store, up to 1 MiB each"
+    return {"files": f"{place} (vector stores use the embedding model {settings.files.embedding_model})"}
 
 
 def _store(settings: Settings, *, has_state: bool) -> str:
@@ -190,6 +203,8 @@ def _store(settings: Settings, *, has_state: bool) -> str:
         return without_credentials(settings.redis.url.get_secret_value())
     if not has_state:
         return "none: responses are not stored"
+    if find_valkey() is None:
+        return "embedded fakeredis in memory, only for trials: its data is lost when the server stops"
     if settings.redis.data_dir is not None:
         return f"embedded Valkey in {settings.redis.data_dir}"
     return "embedded Valkey in memory: its data is lost when the server stops"
@@ -233,160 +248,36 @@ def _limits(settings: Settings) -> str:
 def _supervise(settings: ServeSettings) -> int:
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
-    with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="rmw-metrics-")
+    except OSError as error:
+        print(f"responses-mw: --processes needs a temporary directory (see TMPDIR): {error.strerror}", file=sys.stderr)
+        return STARTUP_FAILURE
+    with temporary as directory:
         os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
         try:
             check_ports(settings)  # SO_REUSEPORT would silently share a port
-            with _socket(settings.host, settings.port) as reserved:
-                return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
+            with bind(settings.host, settings.port) as reserved:
+                address = reserved.getsockname()
+                run = partial(_run_child, settings.model_copy(update={"port": address[1]}))
+                announce_all = partial(_announce_server, settings, address)
+                return asyncio.run(Supervisor(run, settings.processes, announce_all, directory).run())
         except OSError as error:
             print(f"responses-mw: {error.strerror}", file=sys.stderr)
             return STARTUP_FAILURE
 
 
-def _socket(host: str, port: int) -> socket.socket:
-    """Bind a socket with SO_REUSEPORT, without listening."""
-    bound = socket.socket(address_family(host))
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    bound.bind((host, port))
-    return bound
-
-
-class _Child:
-    def __init__(self, settings: ServeSettings) -> None:
-        context = multiprocessing.get_context("spawn")  # asyncio and threads do not survive a fork
-        self._reader, writer = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run_child, args=(settings, writer))
-        self._process.start()
-        writer.close()
-        self.stop = self._process.terminate
-        self.facts: dict[str, str] | None = None
-        """The facts for the start message. None until the process's server is listening."""
-
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-
-    async def start(self) -> bool:
-        """Wait until the process's server is listening or the process exits. Return whether the server is listening."""
-        await _readable(self._reader.fileno())
-        try:
-            self.facts = self._reader.recv()
-        except EOFError:  # the process has exited
-            return False
-        finally:
-            self._reader.close()
-        return True
-
-    async def end(self) -> int:
-        """Wait until the process exits. Return its exit status."""
-        await _readable(self._process.sentinel)
-        self._process.join()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
-
-
-class _Supervisor:
-    def __init__(self, settings: ServeSettings, address: Any, directory: str) -> None:
-        self._settings = settings.model_copy(update={"port": address[1]})
-        self._address = address
-        self._directory = directory
-        self._children: set[_Child] = set()
-        self._stopping = asyncio.Event()
-        self._status = 0
-
-    async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        try:
-            first = self._start_child()  # the first process starts alone, so that an error is printed only once
-            if not await first.start():
-                status = await first.end()
-                return 0 if self._stopping.is_set() else status
-            others = [self._start_child() for _ in range(self._settings.processes - 1) if not self._stopping.is_set()]
-            await asyncio.gather(*(child.start() for child in others))
-            if first.facts is not None and not self._stopping.is_set():
-                _announce_server(self._settings, self._address, first.facts)
-            async with asyncio.TaskGroup() as group:
-                for child in (first, *others):
-                    group.create_task(self._keep(child))
-            return self._status
-        finally:  # multiprocessing waits for the processes at exit
-            self._stop()
-
-    def _start_child(self) -> _Child:
-        child = _Child(self._settings)
-        self._children.add(child)
-        return child
-
-    def _stop(self) -> None:
-        self._stopping.set()
-        for child in self._children:  # Ctrl-C does not reach them, because each has its own process group
-            child.stop()
-
-    async def _keep(self, child: _Child) -> None:
-        """Replace the process, and every replacement, when it exits. Return when the server stops."""
-        pause = _FIRST_PAUSE
-        while True:
-            status = await child.end()
-            self._children.discard(child)
-            forget_process(child.pid, self._directory)
-            if self._stopping.is_set():
-                is_clean = status == 0 or (status == -signal.SIGTERM and child.facts is None)  # the server had not started
-                self._status = self._status if is_clean else 1
-                return
-            cause = signal.Signals(-status).name if status < 0 else f"status {status}"
-            logger.error("process %d exited (%s); restarting it in %g s", child.pid, cause, pause)
-            replacement = await self._replacement(pause)
-            if replacement is None:
-                return
-            child = replacement
-            pause = _FIRST_PAUSE if await child.start() else min(2 * pause, _LONGEST_PAUSE)
-
-    async def _replacement(self, pause: float) -> _Child | None:
-        """Start a process after `pause` seconds. Retry while the system lacks resources. Return None if the server stops."""
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            if self._stopping.is_set():
-                return None
-            try:
-                return self._start_child()
-            except OSError as error:
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                logger.warning("cannot start a process (%s); retrying in %g s", error.strerror, pause)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
 def _run_child(settings: ServeSettings, started: Connection) -> None:
     """Run the server of a child process until it gets a signal or the parent exits. Send the facts when it is listening."""
-    os.setpgid(0, 0)
-    set_up_logs(settings.server.log_level, settings.server.log_format)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    leave_group()
+    set_up_logs(settings.server.log_level, settings.server.log_format, Redactor.of(settings))
 
     def report(server: DrainingServer, facts: dict[str, str]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            loop.remove_reader(parent.sentinel)  # the sentinel stays readable, so `stop` would be called again and again
-            server.stop()
-
-        loop.add_reader(parent.sentinel, stop)
+        stop_with_parent(server.stop)
         started.send(facts)
         started.close()
 
-    _run_server(settings, report, _socket(settings.host, settings.port))
+    _run_server(settings, report, bind(settings.host, settings.port))
 
 
 async def no_app(*_: object) -> None:

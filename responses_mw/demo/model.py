@@ -15,7 +15,8 @@ from itertools import cycle, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
-from .request import ChatRequest, text_of
+from .prompts import text_of
+from .request import ChatRequest
 
 
 class Reply(NamedTuple):
@@ -53,8 +54,11 @@ def _make_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_functions(request: ChatRequest) -> list[dict[str, Any]]:
-    """Return the functions whose names share a word with the user's text. Without parallel calls, return only the first one."""
-    said = _keywords(request.user_text)
+    """Return the functions whose names share a word with the user's text, and those that search if the text is a question.
+
+    Without parallel calls, return only the first one.
+    """
+    said = _keywords(request.user_text) | ({"search"} if request.user_text.endswith("?") else set())
     functions = [function for function in request.functions if said & _keywords(function["name"])]
     return functions[:1] if request.is_single_call else functions
 
@@ -66,8 +70,28 @@ def _keywords(text: str) -> set[str]:
 
 
 def _call(request: ChatRequest, functions: list[dict[str, Any]], thought: str) -> Reply:
-    calls = [(one["name"], _json(fill(one.get("parameters") or {"type": "object"}, request.user_text))) for one in functions]
-    return Reply(thought, calls=tuple(calls))
+    return Reply(thought, calls=tuple((one["name"], _json(_arguments(one, request.user_text))) for one in functions))
+
+
+def _arguments(function: dict[str, Any], text: str) -> Any:
+    schema = function.get("parameters") or {"type": "object"}
+    arguments = fill(schema, text)
+    if isinstance(arguments, dict) and "search" in _keywords(function["name"]):
+        arguments |= {name: value for name, value in {"query": text, "queries": [text]}.items() if name in arguments}
+    return arguments
+
+
+_RESULT = re.compile(r'<result cite="(【\d+】)"[^>]*>\n(.*?)\n</result>', re.DOTALL)
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+
+
+def _cite(request: ChatRequest) -> Reply | None:
+    """Repeat the sentence of the search results that shares most words with the user's text, and cite it."""
+    found = [result for _, content in _tool_results(request) for result in _RESULT.findall(content)]
+    sentences = [(sentence.strip(), cite) for cite, text in found for sentence in _SENTENCE.findall(text)]
+    asked = _keywords(request.user_text)
+    best = max(sentences, key=lambda one: len(asked & _keywords(one[0])), default=None)
+    return best and Reply("The search has found something. I pass on the sentence that fits best.", " ".join(best))
 
 
 def _answer_from_results(request: ChatRequest) -> Reply | None:
@@ -185,6 +209,7 @@ def _clipped(text: str) -> str:
 _RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
     _make_call,
     _fill_format,
+    _cite,
     _answer_from_results,
     _recall,
     _calculate,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .prompts import prompt_of, text_of, tokens_of
+
 MODELS = ("demo", "demo-thinker")
 MAX_MODEL_LEN = 4096
-"""Maximum total number of tokens of prompt and answer. A token is a word with the white space before it."""
+"""Maximum total number of tokens of prompt and answer."""
 
 
 class RequestError(Exception):
@@ -28,7 +30,7 @@ class ChatRequest:
         if self.model not in MODELS:
             message = f"The model `{self.model}` does not exist. Valid aliases: {', '.join(MODELS)}."
             raise RequestError(message, 404, "NotFoundError", "model")
-        self.prompt_tokens = sum(len(text_of(message).split()) for message in self.messages)
+        self.prompt_tokens = len(tokens_of(prompt_of(self.messages)))
         if self.prompt_tokens >= MAX_MODEL_LEN:
             limit = f"This model's maximum context length is {MAX_MODEL_LEN} tokens."
             message = f"{limit} However, your prompt contains {self.prompt_tokens} input tokens."
@@ -36,7 +38,11 @@ class ChatRequest:
         max_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or MAX_MODEL_LEN
         self.answer_limit = min(int(max_tokens), MAX_MODEL_LEN - self.prompt_tokens)  # in tokens
         self.streams = bool(body.get("stream"))
-        self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        usage = body.get("stream_options") or {}
+        self.wants_usage = bool(usage.get("include_usage"))
+        self.wants_usage_of_chunks = self.wants_usage and bool(usage.get("continuous_usage_stats"))
+        self.beginning = self._begun() if body.get("continue_final_message") else ""
+        """The text of the last message, which the answer continues."""
         self.format: dict[str, Any] = body.get("response_format") or {"type": "text"}
         choice = body.get("tool_choice")
         self.must_call = choice == "required"
@@ -45,7 +51,10 @@ class ChatRequest:
         self.is_single_call = body.get("parallel_tool_calls") is False
         self.user_text = next((text_of(message) for message in reversed(self.messages) if message["role"] == "user"), "")
 
-
-def text_of(message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+    def _begun(self) -> str:
+        """Take the last message out of the messages, and return its text."""
+        last = self.messages[-1]
+        if last["role"] != "assistant":
+            raise RequestError("The last message is not an assistant message, so that it cannot be continued.")
+        self.messages = self.messages[:-1]
+        return text_of(last)

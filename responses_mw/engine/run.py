@@ -1,31 +1,32 @@
-"""Keep the state of a run, and interrupt active runs at the end of a graceful shutdown."""
+"""Keep the state of a run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from types import AsyncGeneratorType
-from typing import Any, Self
+from typing import Any
 
 from ..cache import Hit, Miss, Uncacheable
-from ..errors import APIError, Unavailable, UpstreamError, without_traceback
+from ..errors import APIError, UpstreamError, without_traceback
 from ..protocol.chat.chunks import Text
+from ..protocol.request.create import CreateResponse
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
-from ..protocol.response.events import Event
 from ..protocol.response.replay import Phase, Takeover
-from ..protocol.types import Chunk
+from ..protocol.tool_kinds.form import MAX_NAME
+from ..protocol.types import Chunk, Event
+from ..telemetry.answers import report_dropped, report_finish_reason
 from ..telemetry.context import end_run
 from ..tools import ToolResult
 from ..tools.toolbox import Toolbox
-from ..upstream.backend import OpenTurn, TurnState
+from ..upstream.backends.base import OpenTurn, TurnState
 from ..upstream.client import MAX_ANSWER_BYTES
 from ..upstream.errors import as_response_error
+from ..upstream.routing import Route
 from ..upstream.stream import ChatStream
 from .history import History, RunContext
 
@@ -40,7 +41,7 @@ class RunMode(Enum):
     run waits for an overloaded upstream, and other errors become `response.failed`. The run commits before the last event."""
     WHOLE = auto()
     """For a client that reads the final document. An error is raised or, after a tool call has run, recorded in the document.
-    The run commits the response. `Runner.run` creates only the events that contain the document."""
+    The run commits the response. `Runner.run` creates only the terminal event."""
     DETACHED = auto()
     """For a background job, which commits the response together with its terminal event. The run does not yield this event.
     Errors are recorded in the document. An overload before the first output ends the run, because the job can be retried."""
@@ -75,6 +76,12 @@ class Outlet:
 class Run(TurnState):
     """One response in progress."""
 
+    route: Route
+    """The upstream that the turns go to."""
+    fallbacks: list[Route] = field(default_factory=list)
+    """The other upstreams that turns can go to. The first one is next."""
+    asked: CreateResponse
+    """The request before its tools were checked for an upstream."""
     context: RunContext
     assembler: ResponseBuilder
     history: History
@@ -93,15 +100,19 @@ class Run(TurnState):
     phase: Phase = Phase.NOTHING
     """The phase that the turn had reached when another worker left it unfinished, or when the run failed."""
     continuations: int = 0
-    """Number of times that this run was continued after an interruption."""
+    """Number of times that this run tried to continue after an interruption."""
+    reads_files_later: bool = False
+    """Whether the items still name files, because the upstream of a background response could not be asked for its dialect."""
     earlier_continuations: int = 0
-    """Number of times that other workers continued the response after an interruption."""
+    """Number of times that other workers tried to continue the response after an interruption."""
     resends: int = 0
     """Number of times that the turn was sent again because of an interruption before new output."""
     tokens_kept: int = 0
     """Number of tokens in the last text that was continued."""
     opening: asyncio.Task[None] | None = None
     """The task that opens the first turn. Mode WHOLE opens it without a task."""
+    is_streamed: bool = False
+    """Whether a client reads the events. A turn that is interrupted before its output is then requested again."""
     is_status_sent: bool = False
     """Whether the HTTP status has been sent. Then an overload can no longer be reported as a status."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
@@ -118,11 +129,32 @@ class Run(TurnState):
         """Whether to wait for an overloaded upstream: true after the HTTP status has been sent, or if there is output."""
         return self.is_status_sent or bool(self.document["output"])
 
-    async def opened(self) -> None:
+    @property
+    def judging(self) -> asyncio.Task[Hit | None] | None:
+        """The judgement of a cached answer that races against the upstream."""
+        return self.looked_up.judging if isinstance(self.looked_up, Miss) else None
+
+    async def wait_until_open(self) -> None:
         """Wait for the task `opening`, if there is one. Raises the error of the task."""
         if self.opening is not None:
             await self.opening
             self.opening = None
+
+    async def is_open_within(self, seconds: float | None) -> bool:
+        """Wait for the task `opening`, but not after an approval of `judging` or these seconds. Return whether it is done.
+
+        An approval that comes as late as the answer is not used.
+        """
+        assert self.opening is not None
+        loop = asyncio.get_running_loop()
+        until = None if seconds is None else loop.time() + seconds
+        waiting: set[asyncio.Task[Any]] = {self.opening} if self.judging is None else {self.opening, self.judging}
+        while not self.opening.done():
+            left = None if until is None else until - loop.time()
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done or (isinstance(self.looked_up, Miss) and self.looked_up.approved is not None):
+                break
+        return self.opening.done()
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
         """Add chunks to the response, and return the resulting events. Raises the same errors as `ResponseBuilder.feed`."""
@@ -132,6 +164,7 @@ class Run(TurnState):
 
     def read(self, turn: OpenTurn) -> ChatStream:
         """Return the stream of `turn`. The stream omits texts that are sent through the outlet."""
+        turn.stream.limit_text(self.assembler.text_size)
         if self.outlet is not None and self.messages is None:
             turn.stream.divert(partial(self._pass_on, self.outlet))
         return turn.stream
@@ -150,6 +183,16 @@ class Run(TurnState):
         if self.received > MAX_ANSWER_BYTES:
             raise UpstreamError(f"The response exceeds the maximum of {MAX_ANSWER_BYTES} bytes.")
 
+    def refuse_calls(self) -> None:
+        """Log the calls of the last turn that are not executed. Keep those that the model must see as refused."""
+        answer, response_id = self.assembler.answer, self.document["id"]
+        if answer.excluded:
+            logger.warning("response %s: tool_choice excludes %s, which the model called", response_id, _names(answer.excluded))
+        if answer.refused_calls:
+            names = [item["name"] for item in answer.refused_calls if "name" in item]
+            logger.warning("response %s: the model called %s, which was not offered", response_id, _names(names))
+            self.refused_calls.setdefault(len(self.document["output"]), []).extend(answer.refused_calls)
+
     def conclude(self, now: int) -> None:
         """Complete the document after the last turn. `now` is the completion time in seconds since the epoch."""
         self.assembler.conclude(now)
@@ -158,8 +201,14 @@ class Run(TurnState):
 
     def report(self) -> None:
         """Record the status, usage and error of the run for the log and the metrics. An unfinished run counts as cancelled."""
-        continuations = self.continuations + (self.takeover is not None)
-        end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
+        end_run(self.document, turns=self.turns, error=self.error)
+        builder = self.assembler
+        if builder.dropped:
+            report_dropped(self.model, builder.dropped)
+            builder.dropped.clear()
+        if builder.unknown_finish_reason is not None:
+            report_finish_reason(self.model, builder.unknown_finish_reason)
+            builder.unknown_finish_reason = None
 
     def fail(self, error: Exception, *, is_raised: bool = False) -> None:
         """Mark the document as failed, without the details of an error other than `APIError`. Log it unless `is_raised`."""
@@ -176,86 +225,8 @@ class Run(TurnState):
             without_traceback(error)
 
 
-_DRAIN_INTERVAL = 0.05
-_UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message with which uvicorn cancels requests when the host application shuts down."""
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(repr(name[:MAX_NAME]) for name in names[:_MAX_LOGGED])
 
 
-class Drain:
-    """The graceful shutdown of this process. Runs that are still active after the grace period fail."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        """Set when the process begins to stop. Requests that have arrived may still begin runs."""
-        self.is_over = False
-        """Whether the grace period has ended. New runs then fail."""
-        self.active: set[ActiveRun] = set()
-
-    async def fail_runs(self) -> None:
-        """Fail the active runs, and wait until their responses are stored and their last events are sent."""
-        self.begun.set()
-        self.is_over = True
-        while self.active:
-            for run in self.active:
-                run.interrupt()
-            await asyncio.sleep(_DRAIN_INTERVAL)
-
-    def ends_cancelled(self) -> bool:
-        """Return whether the grace period has ended. If so, undo the cancellation of the current task."""
-        task = asyncio.current_task()
-        if not self.is_over or task is None:
-            return False
-        task.uncancel()  # the server would log the cancellation with a traceback
-        return True
-
-    def error(self) -> Unavailable:
-        """Return the error for a run that the shutdown interrupts."""
-        return Unavailable("The server is shutting down.")
-
-
-class ActiveRun:
-    """A context manager that registers a run with the drain. After the grace period, the drain interrupts the run.
-
-    The task that reads the run's events must enter the context. Entering raises `Unavailable` if the grace period has ended.
-    """
-
-    def __init__(self, drain: Drain) -> None:
-        self.drain = drain
-        self.events: object = None
-        """The iterator of the run's events, or None if it is unknown."""
-        self._task: asyncio.Task[Any] | None = None
-        self._is_interrupted = False
-        self._can_interrupt = False
-
-    def __enter__(self) -> Self:
-        if self.drain.is_over:
-            raise self.drain.error()
-        self._task = asyncio.current_task()
-        self.drain.active.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.drain.active.discard(self)
-        self._task = None  # a cancelled task keeps its frames, which refer to this object
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Allow the shutdown to interrupt the body at any `await`. The interruption raises `Unavailable`."""
-        self._can_interrupt = True
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
-            if not is_shutdown or self._task is None:
-                raise
-            self._task.uncancel()
-            raise self.drain.error() from None
-        finally:
-            self._can_interrupt = False
-
-    def interrupt(self) -> None:
-        """Cancel the run's task, at most once. Do nothing outside `interruptible`, or while the task handles an event."""
-        is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
-        if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
-            self._is_interrupted = True
-            self._task.cancel()
+_MAX_LOGGED = 8

@@ -4,7 +4,7 @@ The part of a turn that the client has seen (`protocol.response.replay.Phase`) d
 
 nothing            The upstream is asked again.
 reasoning          The item is closed as incomplete, and the upstream is asked again. No chat template continues reasoning.
-text of a message  The upstream continues the text if a check succeeds (`upstream.prompts`). Otherwise, the response fails.
+text of a message  The upstream continues the text if a check succeeds (`upstream.continuation`). Otherwise, the response fails.
 server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
 anything else      The response fails, because no other answer can continue this output (for example, a call for the client).
 """
@@ -14,34 +14,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from ..crypto import Sealer
-from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
-from ..ids import RunIds
-from ..protocol.parts import reasoning_text
-from ..protocol.request.checks import MAX_TOOLS
-from ..protocol.request.items import user_message
+from ..backoff import Backoff
+from ..errors import (
+    BadRequest,
+    UpstreamAnsweredError,
+    UpstreamBrokeOff,
+    UpstreamError,
+    UpstreamStartedOver,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    WorkerLost,
+)
+from ..protocol.json_limits import MAX_TOOLS
 from ..protocol.request.tools import distinct
 from ..protocol.response import compaction, document
-from ..protocol.response.compaction import Compacted
-from ..protocol.response.events import Event
 from ..protocol.response.replay import Phase, hides_result
-from ..protocol.types import Document, Item
-from ..settings.groups import CompactionSettings
-from ..state import Chain
+from ..protocol.types import Event
 from ..telemetry.context import report_continuation
 from ..telemetry.metrics import UPSTREAM_WAITS
-from ..threads import by_size
 from ..tools.toolbox import Toolbox
-from ..upstream.backend import COMPACTION, Backend, OpenTurn
-from .history import NO_HISTORY, RunContext
-from .run import Run, RunMode
+from ..upstream.backends.base import OpenTurn
+from .compaction import Compaction, add_compaction
+from .run import Run
+from .run_factory import RunFactory
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +56,16 @@ MAX_CONTINUATIONS = 3
 """Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
 """Maximum number of resends of a turn that is interrupted before its first output. The prompt itself may crash servers."""
-_FAULTS = frozenset({"abort", "error"})
-"""Finish reasons that report a failure of the upstream."""
-
-PROMPT = """\
-Your context is full. Write a summary of the whole conversation above, from which you (or another model) will go on without \
-seeing any of it. Do not go on with the work, do not call a tool and do not answer the user: write the summary alone.
-
-It must hold, as briefly as it can:
-- what the user wants, with every requirement, preference and correction; the current request word for word
-- what was done and decided so far, and why; what failed
-- facts, names, paths, identifiers, figures, code and results of tools that are still needed, exactly as they are
-- how things stand, and what is to be done next"""
 
 
 class TurnLoop:
     """Runs the turns of a response, and the tool calls between them."""
 
-    def __init__(self, backend: Backend, compactor: Compaction, overload_timeout: float) -> None:
-        """`overload_timeout` is the maximum wait for an unavailable upstream in seconds. 0 also disables continuations."""
-        self._backend = backend
+    def __init__(self, compactor: Compaction, factory: RunFactory, on_overload: Callable[[], None] = lambda: None) -> None:
+        """`on_overload` is called whenever an upstream is overloaded."""
+        self._on_overload = on_overload
         self._compactor = compactor
-        self.overload_timeout = overload_timeout
-
-    @property
-    def can_take_over(self) -> bool:
-        """Whether runs can continue from another worker's output."""
-        return self._backend.can_take_over and self.overload_timeout > 0
+        self._factory = factory
 
     # -- tools and the sequence of turns -------------------------------------------------------------------------------
 
@@ -91,14 +74,13 @@ class TurnLoop:
 
         Raises `BadRequest` if the request and its history have too many tools, and the errors of `Toolbox.open`.
         """
-        run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
+        run.offered = await run.route.backend.functions(run.request, run.context.items, run.context.size)
         if len(run.offered) > MAX_TOOLS:
             message = f"The request and its history have more than {MAX_TOOLS} tools."
             raise BadRequest(message, param="tools", code="array_above_max_length")
         if run.toolbox is not None:
             await run.toolbox.open()
             run.offered = distinct(run.offered + run.toolbox.offered)
-            run.assembler.sources = run.toolbox.sources
         run.assembler.offer(run.offered, run.request.tool_choice)
 
     async def open(self, run: Run) -> None:
@@ -112,6 +94,8 @@ class TurnLoop:
             return
         if run.phase is Phase.NOTHING:
             await self._compact_if_due(run)
+            if run.toolbox is not None and run.toolbox.approvals:
+                await run.history.claim(run.toolbox.approvals, run.caller.owner, run.document["id"])
             if run.compacted is not None or (run.toolbox is not None and run.toolbox.approved is not None):
                 return
         await self._begin(run)
@@ -141,36 +125,50 @@ class TurnLoop:
     async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
         """Finish `turn`, run its tool calls, compact the history if that is due, and begin the next turn. Yield all events.
 
-        No turn follows if the model made no calls, if the client must run some of them, or if `turn` was the last one.
+        After a draft without calls, the next turn requests the answer in the request's format. Otherwise, no turn follows if
+        the model made no calls, if the client must run some of them, or if `turn` was the last one.
         """
         assembler = run.assembler
-        events = assembler.end_turn()
-        turn.span.finish(assembler.finish_reason)
-        if events:
+        if events := await self._end(run, turn):
             yield events
         run.receive(turn.stream.received)
-        if assembler.asked and run.toolbox is not None:
+        if assembler.answer.asked and run.toolbox is not None:
             async for events in self._run_tool_calls(run, run.toolbox):
                 yield events
+        run.refuse_calls()
         run.turn = None
         await turn.aclose()
-        if not (assembler.asked or assembler.has_left_out) or assembler.has_client_calls or run.is_last_turn:
+        run.draft_begins_at = None
+        if assembler.answer.needs_answer and not _continues(run):
+            run.draft_begins_at = assembler.turn_begins_at
+            await self._begin(run)
+            return
+        if not _continues(run):
+            if events := assembler.end_without_calls():
+                yield events
             return
         await self._compact_if_due(run)
         if run.compacted is not None:
             yield add_compaction(run)
         await self._begin(run)
 
+    async def _end(self, run: Run, turn: OpenTurn) -> list[Event]:
+        """End `turn`, and return the events of its remaining items."""
+        if text := run.assembler.uncounted:
+            run.assembler.count_held(await run.route.backend.count_text(run, text))
+        events = run.assembler.end_turn()
+        turn.span.finish(run.assembler.answer.finish_reason)
+        return events
+
     async def _run_tool_calls(self, run: Run, toolbox: Toolbox) -> AsyncGenerator[list[Event], None]:
         """Run the turn's calls concurrently, and yield the events of their results in the order of the calls."""
         assembler = run.assembler
-        asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
+        asked = [(call.function, call.arguments, call.id or "") for call in assembler.answer.asked if call.function is not None]
         run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
         for call in run.calls:
             result = await call
             run.receive(result.size)
             run.results[assembler.awaited["id"]] = result.content
-            assembler.sources = toolbox.sources
             yield assembler.settle(result.members, failed=result.failed)
 
     async def _compact_if_due(self, run: Run) -> None:
@@ -185,7 +183,7 @@ class TurnLoop:
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
         phase, run.phase, run.resends = run.phase, Phase.NOTHING, 0
         run.turn = await self._insist(run, partial(self._request, run, phase))
-        if run.turn is None:
+        if run.turn is None and not run.assembler.ended:
             raise WorkerLost
 
     async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -194,58 +192,80 @@ class TurnLoop:
         If the connection breaks before the answer begins, repeat the attempt at most `RESENDS` times. Raises the last error if
         the run does not wait for the upstream, or if no time is left, or less than the delay that the upstream asked for.
         """
-        pause, deadline = FIRST_PAUSE, math.inf
+        backoff, deadline = Backoff(FIRST_PAUSE, MAX_PAUSE, jitter=0.25), math.inf
         while True:
             try:
                 return await attempt()
             except UpstreamError as error:
-                broke_off = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
-                may_pass = run.waits_for_upstream if error.is_overload else broke_off and self._may_continue(run, Phase.NOTHING)
-                if not may_pass:
+                if error.is_overload:
+                    self._on_overload()
+                if error.may_succeed_elsewhere and await self._falls_back(run):
+                    continue
+                if not self._may_repeat(run, error):
                     raise
-                deadline = min(deadline, time.monotonic() + self.overload_timeout)
+                deadline = min(deadline, time.monotonic() + run.route.overload_timeout)
                 left, wanted = deadline - time.monotonic(), error.retry_after or 0.0
                 if left <= 0 or wanted > left:
                     raise
-                jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
-                wait = min(max(wanted, pause) * jitter, left)
+                wait = min(backoff.next(wanted), left) if error.is_overload or not run.route.has_other_endpoints else 0.0
                 UPSTREAM_WAITS.add(1, {"status": str(error.status)})
                 logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
             await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_PAUSE)
+
+    def _may_repeat(self, run: Run, error: UpstreamError) -> bool:
+        """Return whether to repeat an attempt that failed with `error`. If its connection broke, count the continuation."""
+        if error.is_overload:
+            return run.waits_for_upstream
+        broke_off = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable) and not isinstance(error, UpstreamAnsweredError)
+        return broke_off and self._may_continue(run, Phase.NOTHING)
+
+    async def _falls_back(self, run: Run) -> bool:
+        """Move `run` to another upstream if one can replace its own."""
+        api = run.route.api
+        if not (run.fallbacks and await self._factory.fall_back(run)):
+            return False
+        if run.route.api != api:
+            await self.offer_tools(run)
+        return True
 
     async def _request(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
         """Request the current turn, and return it once its answer has begun. `phase` is what the client has seen of the turn.
 
-        Return None if the client has seen text that the upstream cannot continue. Return `broken`, the interrupted turn, if its
-        text already has the maximum number of tokens. Raises `APIError` if the request fails.
+        Return None if the client has seen text that the upstream cannot continue. If the text already has the maximum number
+        of tokens, end the turn and return `broken`, the interrupted answer, or None if another worker has read that. Raises
+        `APIError` if the request fails.
         """
         if phase is not Phase.TEXT:
-            return await self._backend.begin(run)
-        prefix = await self._backend.prefix(run, run.assembler.turn_begins_at)
+            return await self._request_from_start(run)
+        prefix = await run.route.backend.prefix(run, run.assembler.turn_begins_at)
         if prefix is None:
             return None
         run.tokens_kept = prefix.prefill.tokens
         maximum = run.request.max_output_tokens
-        is_full = broken is not None and maximum is not None and prefix.prefill.tokens >= maximum
+        is_full = maximum is not None and prefix.prefill.tokens >= maximum
         turn = broken
         if not is_full:
-            turn = await self._backend.begin(run, prefix.prefill)
+            turn = await run.route.backend.begin(run, prefix.prefill)
             turn.span.continues(run.tokens_kept)
-        run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
+        assert prefix.seam is not None
+        run.assembler.join(prefix.seam, prefix.usage)
         if is_full:
             run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
+        return turn
+
+    async def _request_from_start(self, run: Run) -> OpenTurn:
+        prefix = await run.route.backend.unfinished_prefix(run)
+        turn = await run.route.backend.begin(run, None if prefix is None else prefix.prefill)
+        if prefix is not None and prefix.seam is not None:
+            run.assembler.expect(prefix.seam)
+        run.assembler.is_draft = turn.is_draft
         return turn
 
     # -- interrupted turns ---------------------------------------------------------------------------------------------
 
     def check_end(self, run: Run) -> None:
-        """Raise `UpstreamBrokeOff` if the answer ended before it was complete, or if the upstream aborted it."""
-        assembler = run.assembler
-        if not (run.turn is None or run.turn.stream.done or assembler.ended):
-            raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
-        if assembler.finish_reason in _FAULTS:
-            raise UpstreamBrokeOff("The upstream aborted its answer.")
+        """Raise `UpstreamError` if the answer is incomplete (see `ResponseBuilder.check_end`)."""
+        run.assembler.check_end(done=run.turn is None or run.turn.stream.done)
 
     async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
         """Continue the turn interrupted by `error`, and yield the events that close its unfinished items.
@@ -255,13 +275,14 @@ class TurnLoop:
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
-        if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
+        has_finished = assembler.ended and assembler.answer.finish_reason is not None
+        if is_broken and has_finished and not isinstance(error, UpstreamStartedOver):
             return  # only the usage is missing
         phase = assembler.phase
         if turn is None or not is_broken or phase is Phase.FIXED or not self._may_continue(run, phase):
             raise error
-        turn.span.fail(error)
         events = assembler.break_off()
+        turn.span.fail(error)  # now that the document has the partial output
         if events:
             yield events
         await turn.aclose()
@@ -284,7 +305,8 @@ class TurnLoop:
         elif run.resends == RESENDS:
             return False
         has_more = run.earlier_continuations + run.continuations < MAX_CONTINUATIONS
-        if not (has_more and self.overload_timeout and run.waits_for_upstream):
+        goes_on = run.waits_for_upstream or run.is_streamed or run.route.has_other_endpoints
+        if not (has_more and run.route.overload_timeout and goes_on):
             return False
         run.continuations += 1
         run.resends += phase is Phase.NOTHING
@@ -294,100 +316,18 @@ class TurnLoop:
         """Return whether another worker can continue a failed or stopped background run."""
         phase = run.assembler.phase if run.error is None else run.phase
         logged = (document.shown(item, run.request.include) for item in run.document["output"])
-        if not self.can_take_over or phase is Phase.FIXED or any(map(hides_result, logged)):
+        if not run.route.can_take_over or phase is Phase.FIXED or any(map(hides_result, logged)):
             return False
         if phase is not Phase.TEXT:
             return True
         try:
-            return await self._backend.continues(run)
+            return await run.route.backend.continues(run)
         except UpstreamError as error:
             return error.is_overload or error.status >= 500  # the other worker will ask the upstream again
 
 
-def add_compaction(run: Run) -> list[Event]:
-    """Add the run's compaction to the output, and return the events."""
-    assert run.compacted is not None
-    return run.assembler.add_whole(run.compacted.item, run.compacted.usage)
-
-
-class Compaction:
-    """Replaces histories with summaries that the upstream's model writes (see `protocol.response.compaction`).
-
-    A summary is the answer of a separate run, which is never stored.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        sealer: Sealer,
-        settings: CompactionSettings,
-        events_of: Callable[[Run, RunMode], AsyncGenerator[list[Event], None]],
-    ) -> None:
-        """`events_of` runs a prepared run and yields its events."""
-        self._backend = backend
-        self._sealer = sealer
-        self._settings = settings
-        self._events_of = events_of
-
-    def is_wanted(self, run: Run) -> bool:
-        """Return whether `run` may have to begin with a compaction."""
-        return compaction.is_asked(run.context.input) or bool(run.request.context_management)
-
-    async def due(self, run: Run) -> Compacted | None:
-        """Return a compaction if the request asks for one, or if the next turn's input is too long. Otherwise, return None.
-
-        The input is too long if it has more tokens than the request's threshold, and a summary can replace items. Raises
-        `APIError` if the tokens cannot be counted or the compaction fails.
-        """
-        if compaction.is_asked(run.context.input):
-            return await self.compact(run, await self.items(run))
-        # The model must first see the results of approved calls.
-        is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
-        threshold = compaction.threshold_of(run.request)
-        if threshold is None or is_awaited:
-            return None
-        items = await self.items(run)
-        if not compaction.can_shrink(items) or not await self._backend.exceeds(run, items, threshold):
-            return None
-        return await self.compact(run, items)
-
-    async def compact(self, run: Run, items: Sequence[Item]) -> Compacted:
-        """Return a compaction of `items`, which the model would see in the next turn. Raises `APIError` if that fails."""
-        inner, waiting = self.summary_run(run, items)
-        async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
-            async for _ in batches:
-                pass
-        error = inner.document["error"]
-        if error is not None:  # a truncated summary would lose the rest of the history
-            raise UpstreamError(error["message"], code=error["code"])
-        summary = _text(inner.document)
-        if not summary:
-            raise UpstreamError("The upstream's model was asked for a summary but returned no text.")
-        sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
-        return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
-
-    def summary_run(self, run: Run, items: Sequence[Item]) -> tuple[Run, list[Item]]:
-        """Return the run that writes the summary of `items`, and the user messages at the end, which follow the summary.
-
-        Raises `BadRequest` if there is nothing to summarize.
-        """
-        matter, waiting = compaction.split_history(items)
-        asked, ids, owner = [*matter, user_message(self._settings.prompt or PROMPT)], RunIds(), run.context.owner
-        request = compaction.summary_request(run.request)
-        context = RunContext(Chain.new(), ids, asked, owner, run.context.token, run.context.size)
-        created = document.create(
-            request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
-        )
-        assembler = self._backend.builder(request, created, ids, owner, frozenset())
-        turn = request, run.caller, run.model, context.chain.items, asked, created, context.size
-        return Run(*turn, results=run.results, context=context, assembler=assembler, history=NO_HISTORY), waiting
-
-    async def items(self, run: Run) -> list[Item]:
-        """Return the items that the model would see in the next turn. Raises `BadRequest` if an item cannot be decrypted."""
-        return await by_size(run.size, self._backend.items, run)
-
-
-def _text(answer: Document) -> str:
-    """Return the text of an answer or, if it has no text, its reasoning."""
-    reasoning = "\n".join(reasoning_text(item) for item in answer["output"] if item["type"] == "reasoning")
-    return document.output_text(answer).strip() or reasoning.strip()
+def _continues(run: Run) -> bool:
+    """Return whether another turn follows the one that has ended."""
+    answer = run.assembler.answer
+    has_answers = bool(answer.asked or answer.has_left_out or answer.refused_calls)
+    return has_answers and not (answer.has_client_calls or run.is_last_turn)

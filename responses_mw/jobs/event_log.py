@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..engine.history import RunContext, commit
@@ -12,20 +12,19 @@ from ..errors import APIError, UpstreamError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
 from ..protocol.response.document import whole
-from ..protocol.response.events import Event, terminal_type
+from ..protocol.response.events import terminal_type
 from ..protocol.response.replay import LogReplay
-from ..protocol.types import Document
-from ..state import Batch, Chain, Damaged, Fenced, Job, Jobs, OverBound, State, StateUnavailable, Taken
-from ..telemetry.context import report_lost_job
+from ..protocol.types import Document, Event
+from ..state import Batch, Chain, Damaged, Fenced, Job, Jobs, JobVerdict, OverBound, State, StateUnavailable, Taken
+from ..tasks import by_size
+from ..telemetry.ends import report_lost_job
 from ..telemetry.metrics import EVENTS_APPENDED
-from ..threads import by_size
+from .queue_worker import StopReason
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.05  # minimum seconds between two round trips
 
-# Reasons to stop a run: its lease is lost, the worker drains before the run has output, or the drain has timed out.
-LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
 EVENTS_BEFORE_OUTPUT = 3
 """Number of events before the first output: `response.created`, `response.queued` and `response.in_progress`."""
 
@@ -41,11 +40,19 @@ class ClaimedJob:
         self.sent = asyncio.Event()
         self.ending = False  # whether the pending events will be stored together with the response
         self.size = 0
-        self.stopped: str | None = None
+        self.stopped: StopReason | None = None
         self.is_interrupted = False  # whether the run was stopped before its end
         self.turns: asyncio.Timeout | None = None  # expires if the job is stopped while its turns run
         self._pending: list[bytes] = []
         self._count = 0
+
+    @property
+    def name(self) -> str:
+        return self.job.response_id
+
+    @property
+    def can_be_handed_back(self) -> bool:
+        return not self.has_begun
 
     @property
     def has_begun(self) -> bool:
@@ -78,17 +85,18 @@ class ClaimedJob:
         self._pending, self._count = [], 0
         return batch
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self, protected: Callable[[Job, Batch], Batch]) -> Batch | None:
         """Return the batch to append, or None if no batch is ready or the lease is lost.
 
-        The same batch is returned until it is confirmed. Once `ending` is set, no new batch is created.
+        `protected` returns a batch in its stored form. The same batch is returned until it is confirmed. After `ending` is set,
+        no new batch is created.
         """
-        if self.sending is None and not self.ending:
-            self.sending = self.batch()
-        return self.sending if self.stopped != LOST else None
+        if self.sending is None and not self.ending and (batch := self.batch()) is not None:
+            self.sending = protected(self.job, batch)
+        return self.sending if self.stopped is not StopReason.LOST else None
 
-    def stop(self, why: str) -> None:
-        """Cancel the run. `why` is LOST, DRAINED or SHUT_DOWN. Only the first call has an effect."""
+    def stop(self, why: StopReason) -> None:
+        """Cancel the run. Only the first call has an effect."""
         if self.stopped is None:
             self.stopped = why
             self.sent.set()
@@ -111,9 +119,9 @@ class EventLogWriter:
         self._dirty[claimed] = None
         self._woken.set()
 
-    async def written(self, claimed: ClaimedJob) -> None:
+    async def wait_until_written(self, claimed: ClaimedJob) -> None:
         """Wait until all queued events are in the log or the lease is lost."""
-        while claimed.is_behind and claimed.stopped != LOST:
+        while claimed.is_behind and claimed.stopped is not StopReason.LOST:
             claimed.sent.clear()
             await claimed.sent.wait()
 
@@ -123,7 +131,7 @@ class EventLogWriter:
         The caller must store the pending events.
         """
         claimed.ending = True
-        await self.written(claimed)
+        await self.wait_until_written(claimed)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -136,7 +144,7 @@ class EventLogWriter:
             await asyncio.sleep(max(0.0, began + INTERVAL - loop.time()))
 
     async def _flush(self, dirty: Iterable[ClaimedJob], began: float) -> None:
-        sending = {claimed: batch for claimed in dirty if (batch := claimed.next_batch()) is not None}
+        sending = {claimed: batch for claimed in dirty if (batch := claimed.next_batch(self._jobs.protected)) is not None}
         if not sending:
             return
         batches = [(claimed.job.response_id, claimed.job.token, batch) for claimed, batch in sending.items()]
@@ -160,7 +168,7 @@ class EventLogWriter:
             claimed.renewed = began
             EVENTS_APPENDED.add(batch.last - batch.first + 1)
         else:
-            claimed.stop(LOST)
+            claimed.stop(StopReason.LOST)
 
 
 async def write_end(state: State, taken: Taken) -> Document:
@@ -171,9 +179,9 @@ async def write_end(state: State, taken: Taken) -> Document:
     """
     assert taken.job is not None
     job, error, kind = taken.job, taken.job.error, ""
-    if taken.verdict == "cancelled":
+    if taken.verdict is JobVerdict.CANCELLED:
         error = None
-    elif taken.verdict != "failed" or error is None:
+    elif taken.verdict is not JobVerdict.FAILED or error is None:
         error, kind = {"code": "server_error", "message": WorkerLost().message}, WorkerLost.__name__
     document = await write_output(state, job, error)
     report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)
@@ -183,10 +191,11 @@ async def write_end(state: State, taken: Taken) -> Document:
 async def write_output(state: State, job: Job, error: dict[str, str] | None) -> Document:
     """Finalize a job with its logged output, as `failed` or (without `error`) `cancelled`. Raises the errors of `write_end`."""
     output = await read_log(state, job)
+    ends = output.end_running_call() if error else []
     output.cut()
     status = "failed" if error else "cancelled"
     document = {**job.document, "output": output.items, "status": status, "error": error}
-    last = final_batch(document, job.next_number)
+    last = final_batch(document, job.next_number, ends)
     context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit(state, context, document, last)
@@ -196,11 +205,11 @@ async def write_output(state: State, job: Job, error: dict[str, str] | None) -> 
     return document
 
 
-def final_batch(document: Document, number: int) -> Batch:
-    """Return the final batch of a log: the terminal event for `document`, with the sequence number `number`."""
-    kind = terminal_type(document)
-    event = Event(kind, {"type": kind, "response": whole(document), "sequence_number": number})
-    return Batch(number, number, sse.encode([event]), final=True)
+def final_batch(document: Document, number: int, before: Sequence[Event] = ()) -> Batch:
+    """Return the final batch of a log, which begins with the sequence number `number`: events and the terminal event."""
+    kind, last = terminal_type(document), number + len(before)
+    event = Event(kind, {"type": kind, "response": whole(document), "sequence_number": last})
+    return Batch(number, last, sse.encode([*before, event]), final=True)
 
 
 async def clean_up(state: State, response_id: str) -> None:

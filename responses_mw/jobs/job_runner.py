@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import MutableMapping
 from contextlib import aclosing, suppress
@@ -22,34 +21,44 @@ from ..errors import (
     APIError,
     Unauthorized,
     Unavailable,
-    UpstreamBrokeOff,
     UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
     WorkerLost,
 )
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..protocol.response.replay import Takeover
 from ..settings.groups import RedisSettings
-from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
-from ..telemetry.context import annotate, end_run, kind_of_error, report_continuation
+from ..state import (
+    Batch,
+    Chain,
+    Damaged,
+    Deleted,
+    Fenced,
+    Job,
+    JobVerdict,
+    OverBound,
+    OverQuota,
+    State,
+    StateUnavailable,
+    Taken,
+)
+from ..tasks import by_size
+from ..telemetry.context import annotate, end_run, report_continuation
 from ..telemetry.metrics import JOBS_RETRIED
 from ..telemetry.tracing import link_to_request
-from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
-from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter, clean_up, read_log, write_end, write_output
+from ..upstream.routing import Route
+from .event_log import EVENTS_BEFORE_OUTPUT, ClaimedJob, EventLogWriter, clean_up, read_log, write_end, write_output
+from .queue_worker import StopReason
+from .retry import retry_delay, retry_reason
 
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
 """Seconds after its creation that a job waits for a replica with its key. A new key may not have reached all replicas."""
 _LOG_STEP = 1024 * 1024  # growth in bytes of a running job's log before it is charged to the owner's quota
-FIRST_DELAY, MAX_DELAY = 1.0, 30.0
-"""Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
 TIMEOUT_FACTOR = 20  # jobs wait this many times longer for the upstream than streams (`upstream.overload_timeout`)
-FAILURES = 3  # number of consecutive failures that open the circuit
 
 
 class JobRunner:
@@ -63,11 +72,11 @@ class JobRunner:
         scope: MutableMapping[str, Any] | None,
     ) -> None:
         self._runner = runner
+        self._upstreams = runner.factory.upstreams
         self._state = state
         self._sealer = sealer
         self._log_writer = log_writer
-        self.breaker = CircuitBreaker()
-        self._retry_timeout = TIMEOUT_FACTOR * runner.turns.overload_timeout
+        self._retry_timeout = TIMEOUT_FACTOR * self._upstreams.default.settings.overload_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token of the response is an event of a few hundred bytes in the log.
@@ -90,14 +99,14 @@ class JobRunner:
             if isinstance(error, StateUnavailable) and not isinstance(error, Damaged):
                 raise
             if isinstance(error, WorkerLost):
-                await write_end(self._state, Taken("lost", job))
+                await write_end(self._state, Taken(JobVerdict.LOST, job))
                 return
             if not await self._retry(claimed, error, None):
                 document = await write_output(self._state, job, as_response_error(error))
                 end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
-        if claimed.stopped == LOST:
+        if claimed.stopped is StopReason.LOST:
             annotate(outcome="lost")
         elif not await self._leave(claimed, run):
             await self._end(claimed, run)
@@ -120,22 +129,24 @@ class JobRunner:
         job = claimed.job
         secrets = self._secrets(job)
         link_to_request(secrets["headers"])
-        caller = Caller(job.owner, secrets["headers"], self._scope)
+        annotate(is_captured=bool(secrets.get("is_captured")))  # older releases do not write it
         # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body)
-        if job.retries or self.breaker.is_open:  # do not blame this request for an upstream that is already unavailable
-            await self._runner.probe(caller)
+        caller = Caller(job.owner, secrets["headers"], self._scope, model=parsed.model)
+        if job.retries or not self._upstreams.of(caller).pool.is_available:
+            await self._upstreams.probe(caller)  # do not blame this request for an upstream that is already unavailable
         # Always stream from the upstream, because a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
-        return await self._runner.resume(request, caller, job, await self._takeover(claimed))
+        route = await self._runner.factory.route(request, caller)
+        return await self._runner.factory.resume(request, caller, job, await self._read_takeover(claimed, route), route)
 
-    async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
+    async def _read_takeover(self, claimed: ClaimedJob, route: Route) -> Takeover | None:
         """Return the output of an earlier worker, if any. Raises `WorkerLost` if the output cannot be continued."""
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
-        if not self._runner.turns.can_take_over:
+        if not route.can_take_over:
             raise WorkerLost
         log = await read_log(self._state, job)
         claimed.size = log.size
@@ -186,10 +197,8 @@ class JobRunner:
         async with aclosing(self._runner.run_prepared(run, RunMode.DETACHED)) as batches:
             async for events in batches:
                 self._log_writer.write(claimed, events)
-                if self.breaker.is_open and claimed.has_begun:
-                    self.breaker.succeed()
-                if run.assembler.asked:  # a worker that takes over must know which calls were made
-                    await self._log_writer.written(claimed)
+                if run.assembler.answer.asked:  # a worker that takes over must know which calls were made
+                    await self._log_writer.wait_until_written(claimed)
                 if claimed.size > self._max_log_bytes:
                     run.fail(UpstreamError("The answer is too long to be stored."))
                     return
@@ -207,7 +216,7 @@ class JobRunner:
         await self._log_writer.last(claimed)
         number, rest = claimed.next_number, claimed.batch()
         before = rest.data if rest is not None else b""
-        while claimed.stopped != LOST:
+        while claimed.stopped is not StopReason.LOST:
             data = before + sse.encode(run.assembler.terminal())
             last = Batch(number, claimed.next_number, data, final=True)
             try:
@@ -215,7 +224,7 @@ class JobRunner:
             except (OverBound, Damaged) as error:
                 if not run.context.chain.items and isinstance(error, Damaged):
                     break  # the record itself is damaged
-                run.fail(UpstreamError(error.message))
+                run.fail(UpstreamError(error.message, cause=error.cause))
                 run.context = replace(run.context, chain=Chain.new())
             except StateUnavailable as error:
                 logger.warning("response %s cannot be stored yet: %s", claimed.job.response_id, error.message)
@@ -234,12 +243,11 @@ class JobRunner:
         """
         why = retry_reason(error)
         if why is None:
-            if error is None or isinstance(error, UpstreamError):
-                self.breaker.succeed()
             return False
         assert isinstance(error, UpstreamError)
-        if why != "429":  # a 429 is about this caller's limit, not about the upstream
-            await self._report(claimed, error, run)
+        if run is not None and not self._upstreams.is_available:  # the error may concern only the model or prompt of this run
+            with suppress(UpstreamError):
+                await self._upstreams.probe(run.caller)  # an endpoint that answers is readmitted
         job, is_broken = claimed.job, why == "broken"
         if run is not None:
             job = replace(job, continuations=job.continuations + run.continuations + is_broken)
@@ -261,89 +269,12 @@ class JobRunner:
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
 
-    async def _report(self, claimed: ClaimedJob, error: UpstreamError, run: Run | None) -> None:
-        """Record a failure in the circuit breaker, unless the upstream still answers a cheap request."""
-        if run is not None:  # the error may concern only the model or prompt of this run
-            with suppress(UpstreamError):
-                await self._runner.probe(run.caller)
-                self.breaker.succeed()
-                return
-        self.breaker.fail(claimed.began, error)
-
     async def _flush(self, claimed: ClaimedJob) -> None:
         """Append this worker's pending output to the event log, and stop appending further events."""
         if claimed.has_grown:
-            await self._log_writer.written(claimed)
+            await self._log_writer.wait_until_written(claimed)
         await self._log_writer.last(claimed)
 
 
 def secrets_purpose(response_id: str) -> str:
     return f"job {response_id}"
-
-
-def retry_reason(error: Exception | None) -> str | None:
-    """Return why to retry a job that failed with `error`, such as `429` or `broken`, or None if it must not be retried."""
-    if not isinstance(error, UpstreamError):
-        return None
-    has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
-    if error.is_overload:
-        return "unreachable" if has_broken or isinstance(error, UpstreamTimeout) else str(error.status)
-    if has_broken:
-        return "broken"
-    # A request that the upstream received but did not answer in time is not sent again.
-    return "504" if error.status == 504 and not isinstance(error, UpstreamTimeout) else None
-
-
-def retry_delay(retries: int, error: UpstreamError) -> float:
-    """Return the delay of the next retry in seconds: exponential with jitter, but at least `error.retry_after`."""
-    backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
-    return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
-
-
-class CircuitBreaker:
-    """Prevents jobs from starting in this process while the upstream is unavailable.
-
-    `FAILURES` consecutive failures open the circuit. While the circuit is open, one job per pause probes the upstream. The
-    pause doubles with each failed probe, up to `MAX_DELAY`. The first success closes the circuit. Times are event loop times.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._opened = 0.0
-        self._next_probe = 0.0
-        self._pause = FIRST_DELAY
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures >= FAILURES
-
-    @property
-    def admits(self) -> bool:
-        return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
-
-    def begin(self) -> None:
-        """Record the start of a job. If the circuit is open, no other job may start until the pause has passed."""
-        self._next_probe = asyncio.get_running_loop().time() + self._pause
-
-    def skip(self) -> None:
-        """Allow another job to start, because the last one does not call the upstream."""
-        self._next_probe = 0.0
-
-    def succeed(self) -> None:
-        """Record that the upstream answered, and close the circuit if it is open."""
-        if self.is_open:
-            logger.info("the upstream is available again: resuming background responses")
-        self._failures, self._pause = 0, FIRST_DELAY
-
-    def fail(self, began: float, error: UpstreamError) -> None:
-        """Record that the upstream was unavailable. `error` is the failure of a job that began at `began`."""
-        was_open, now = self.is_open, asyncio.get_running_loop().time()
-        self._failures += 1
-        if not self.is_open or (was_open and began < self._opened):
-            return  # a job from before the circuit opened says nothing new
-        if was_open:
-            self._pause = min(MAX_DELAY, 2 * self._pause)
-        else:
-            logger.warning("the upstream is unavailable, so background responses are paused: %s", kind_of_error(error))
-        self._opened = now
-        self._next_probe = now + max(self._pause, min(MAX_DELAY, error.retry_after or 0.0))

@@ -1,4 +1,4 @@
-"""Create, follow, cancel and delete background responses, and run the worker of this process.
+"""Create, follow, cancel and delete background responses, and run the workers of this process.
 
 A follower streams the event log of one response to one client. It has a position in the log, but no buffer. A follower at the
 end of its log receives new batches as messages from the worker. If the client is slow, its follower reads from the log when the
@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import orjson
 
 from ..auth import Gate
+from ..backoff import Backoff
 from ..crypto import Sealer
 from ..engine.run import Run
 from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.types import Document
 from ..settings.groups import JobSettings, RedisSettings
-from ..state import Batch, Damaged, Deleted, Fenced, Missing, State, StateFull, StateUnavailable
-from ..state.jobs import announced, fills_page
+from ..state import Batch, Damaged, Deleted, Fenced, Missing, State, StateFull, StateUnavailable, TakeReason
+from ..state.jobs import fills_page
 from ..state.schema import response_address
-from ..telemetry.context import annotate
+from ..tasks import background_task
+from ..telemetry.context import annotate, current_request
 from ..telemetry.tracing import queueing_span, with_trace_context
-from ..threads import background_task
 from .event_log import final_batch, write_end
 from .job_runner import secrets_purpose
+from .queue_worker import AnyWorker
 from .worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -47,22 +50,22 @@ _REWOUND = "Redis lost its last events"
 
 
 class JobService:
-    """Creates, follows, cancels and deletes background responses. If this process has a `worker`, also runs them.
+    """Creates, follows, cancels and deletes background responses. Also runs the `workers` of this process.
 
     Call `work`, `stop`, `drain` and `aclose` in this order. All but `aclose` may be omitted, and all may be repeated.
     """
 
     def __init__(
-        self, state: State, sealer: Sealer, settings: JobSettings, redis: RedisSettings, worker: Worker | None = None
+        self, state: State, sealer: Sealer, settings: JobSettings, redis: RedisSettings, workers: Sequence[AnyWorker] = ()
     ) -> None:
         self._state = state
         self._sealer = sealer
-        self._worker = worker
+        self._workers = workers
         self._followers: set[_Follower] = set()
         self._checked: set[str] = set()  # responses that a follower has settled within the last `POLL` seconds
         self._lease = settings.lease
         self._keys_agree = redis.url is None  # an embedded store has no other replicas
-        self._working: asyncio.Task[None] | None = None
+        self._working = list[asyncio.Task[None]]()
         self._stopped = False
 
     async def check_secrets(self) -> None:
@@ -88,7 +91,8 @@ class JobService:
         as `gate`, or `OverBound`, `OverQuota` or `Unavailable` if the job cannot be stored.
         """
         await gate()
-        if not run.document["store"]:
+        # A response with `store: false` is kept for a short time, and needs memory too.
+        if await self._state.nearly_full() if not run.request.store else not run.document["store"]:
             raise StateFull("its memory is nearly full")
         with queueing_span(run.document["id"]):
             return await self._create(run, body)
@@ -97,9 +101,7 @@ class JobService:
         start = sse.encode(run.assembler.start(queued=True))
         document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
-        # Tools may contain credentials too, for example for MCP servers.
-        secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
-        sealed = self._sealer.seal(orjson.dumps(secrets), purpose=secrets_purpose(document["id"]), owner=owner)
+        sealed = self._seal_secrets(run, body)
         await self._state.queue.reserve(document["id"], owner, _CREATION_TIMEOUT)
         try:
             await self._state.jobs.create(document, request, run.context.input, owner, sealed, Batch(0, 1, start))
@@ -108,9 +110,19 @@ class JobService:
         try:
             await self._state.queue.ready(document["id"])
         except StateUnavailable as error:  # the job is stored, and the check after _CREATION_TIMEOUT queues it
-            logger.warning("response %s is stored, but will be queued later: %s", document["id"], error.message)
-        annotate(outcome="queued", stored=True)
+            logger.warning("response %s is stored, but cannot be queued yet: %s", document["id"], error.message)
+        annotate(outcome="queued", stored=document["store"])
         return document
+
+    def _seal_secrets(self, run: Run, body: dict[str, Any]) -> str:
+        # Tools may contain credentials too, for example for MCP servers.
+        secrets = {
+            "headers": with_trace_context(run.caller.headers),
+            "tools": body.get("tools"),
+            "is_captured": (request := current_request()) is not None and request.is_captured,
+        }
+        purpose = secrets_purpose(run.document["id"])
+        return self._sealer.seal(orjson.dumps(secrets), purpose=purpose, owner=run.context.owner)
 
     async def follow(self, document: Document, after: int = -1) -> AsyncGenerator[Batch, None]:
         """Yield the batches of a background response after event number `after`, first from the log and then as they arrive.
@@ -124,15 +136,16 @@ class JobService:
         self._followers.add(follower)
         try:
             channel = response_address(document["id"]).events
+            announced = partial(self._state.jobs.announced, document["id"])
             with self._state.wakeups.on(channel, lambda message: follower.announce(announced(message))):
                 # An empty batch tells the client that it is connected.
                 batches = await follower.read(first=True) or [Batch(after + 1, after, b"")]
                 while batches:
                     for batch in batches:
                         if batch.first > follower.number + 1:
-                            yield follower.broken("events are missing in its log")
+                            yield follower.report_broken("events are missing in its log")
                             return
-                        yield follower.passed(batch)
+                        yield follower.advance(batch)
                     batches = await follower.next()
         finally:
             self._followers.discard(follower)
@@ -143,21 +156,38 @@ class JobService:
         Raises `Missing` if the owner has no such response, or `BadRequest` if it is not a background response. Raises
         `Unavailable` if it cannot be cancelled now.
         """
-        for attempt in range(_CANCEL_ATTEMPTS):
+        backoff = Backoff(_MIN_CANCEL_PAUSE, _MAX_CANCEL_PAUSE)
+        for _ in range(_CANCEL_ATTEMPTS):
             document = (await self._state.responses.get(response_id, owner)).document
             if not document["background"]:
                 raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
             if document["status"] not in RUNNING:
                 return document
-            taken = await self._state.jobs.take(response_id, "cancel", worker="", lease=self._lease, owner=owner)
+            taken = await self._state.jobs.take(response_id, TakeReason.CANCEL, worker="", lease=self._lease, owner=owner)
             if taken.worker:
                 await self._state.jobs.tell(taken.worker, response_id)
             if taken.job is not None:
                 with suppress(Fenced):
                     return await write_end(self._state, taken)
             # The response has just ended, or another request is cancelling it.
-            await asyncio.sleep(min(_MAX_CANCEL_PAUSE, _MIN_CANCEL_PAUSE * 2**attempt))
+            await backoff.wait()
         raise Unavailable("The response could not be cancelled; try again.")
+
+    async def requeue(self, response_id: str) -> None:
+        """Let the next worker with capacity run a background response, before all other jobs. For the operator.
+
+        If a worker runs it, the worker loses it, and another one continues its answer, or fails it if that is not possible. If
+        it waits for a retry, the wait ends. If no worker has claimed it yet, it keeps its place in the queue.
+
+        Raises `Missing` if there is no such response, or `BadRequest` if it has ended or is being cancelled.
+        """
+        requeued = await self._state.jobs.requeue(response_id)
+        if requeued is None:
+            raise BadRequest("The response has ended, or is being cancelled.", param="response_id")
+        if not await self._state.queue.restore(response_id, requeued.owner):
+            await self._state.queue.ready(response_id, first=True)
+        if requeued.worker:
+            await self._state.jobs.tell(requeued.worker, response_id)
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Delete a response. A queued or running response is first cancelled.
@@ -175,7 +205,7 @@ class JobService:
 
         Other responses stay as they are. Raises `StateUnavailable` if Redis fails.
         """
-        taken = await self._state.jobs.take(response_id, "settle", worker="", lease=self._lease)
+        taken = await self._state.jobs.take(response_id, TakeReason.SETTLE, worker="", lease=self._lease)
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
             logger.warning("response %s was missing from the queue and has been put back", response_id)
         if taken.job is not None:
@@ -198,40 +228,40 @@ class JobService:
             logger.exception("could not finalize response %s", response_id)
 
     def work(self) -> None:
-        """Start claiming jobs if this process has a worker. If the wrapped app is the upstream, it must have started."""
-        if self._worker is not None and not self._stopped:
-            self._working = self._working or background_task(self._worker.run())
+        """Start claiming jobs if this process has workers. If the wrapped app is the upstream, it must have started."""
+        if not self._working and not self._stopped:
+            self._working = [background_task(worker.run()) for worker in self._workers]
 
     def is_working(self) -> bool:
         """Return whether this process claims jobs now."""
-        return self._working is not None and not self._working.done() and not self._stopped
+        return bool(self._working) and not any(task.done() for task in self._working) and not self._stopped
 
     @property
     def running(self) -> int:
         """The number of background responses that this process runs now."""
-        return self._worker.running if self._worker is not None else 0
+        return sum(worker.running for worker in self._workers if isinstance(worker, Worker))
 
     def stop(self) -> None:
         """Stop claiming jobs, and close the streams of background responses, so that clients resume on another replica."""
         self._stopped = True
         for follower in self._followers:
             follower.close()
-        if self._worker is not None:
-            self._worker.stop()
+        for worker in self._workers:
+            worker.stop()
 
     async def drain(self) -> None:
-        """Call `stop`, and wait until the worker's jobs have ended or are in the queue again."""
+        """Call `stop`, and wait until the workers' jobs have ended or are in their queues again."""
         self.stop()
-        if self._working is not None and not self._working.done():
-            await asyncio.wait({self._working})  # if the worker fails, `background_task` logs the error
+        if self._working:
+            await asyncio.wait(self._working)  # if a worker fails, `background_task` logs the error
 
     async def aclose(self) -> None:
         try:
             await self.drain()
         finally:
-            if self._working is not None:
-                self._working.cancel()
-                await asyncio.gather(self._working, return_exceptions=True)
+            for task in self._working:
+                task.cancel()
+            await asyncio.gather(*self._working, return_exceptions=True)
 
 
 class _Follower:
@@ -263,7 +293,7 @@ class _Follower:
         self._is_closed = True
         self.announce(None)
 
-    def passed(self, batch: Batch) -> Batch:
+    def advance(self, batch: Batch) -> Batch:
         """Advance the position past `batch`, and return the batch's events after the old position."""
         seen, self.number = self.number, max(self.number, batch.last)
         self._is_at_end = batch.final
@@ -275,11 +305,11 @@ class _Follower:
         """Wait for the next batches. Return an empty list if the stream must be closed."""
         batches: list[Batch] = []
         while not (batches or self._is_at_end or self._is_closed):
-            batch = None if self._is_behind else await self._news()
+            batch = None if self._is_behind else await self._wait_for_news()
             batches = [batch] if batch is not None else await self.read()
         return batches
 
-    async def _news(self) -> Batch | None:
+    async def _wait_for_news(self) -> Batch | None:
         """Return the next announced batch, or None if the next batch must be read from the log.
 
         After `POLL` seconds without news, check the response, because a worker or a message may be lost.
@@ -305,12 +335,12 @@ class _Follower:
         deadline = loop.time() + PATIENCE
         while not (self._is_closed or self._is_at_end):
             try:
-                return await self._page() or await self._end(first=first)
+                return await self._read_page() or await self._end(first=first)
             except StateUnavailable as error:
                 if first:
                     raise
                 if isinstance(error, Damaged):
-                    return [self.broken(error.reason)]
+                    return [self.report_broken(error.reason)]
                 self._is_at_end = loop.time() > deadline
                 await asyncio.sleep(_PAUSE)
         return []
@@ -329,22 +359,23 @@ class _Follower:
             raise BadRequest(message, param="starting_after", code="invalid_value")
         # If Redis has lost events that were read here, another worker writes other events with the same numbers.
         if last < number or (last == number and has_ended):
-            return [self.broken(_REWOUND)]
-        if not has_ended:
-            return []
-        batches = await self._page()  # the response may have ended between the two reads
+            return [self.report_broken(_REWOUND)]
+        return await self._read_last_page(first=first) if has_ended else []
+
+    async def _read_last_page(self, *, first: bool) -> list[Batch]:
+        batches = await self._read_page()  # the response may have ended between the two reads
         if not batches and first:
             message = f"The events of response '{self.response_id}' have expired; the response itself can still be retrieved."
             raise BadRequest(message, param="stream", code="stream_expired")
         self._is_at_end = not batches
         return batches
 
-    async def _page(self) -> list[Batch]:
+    async def _read_page(self) -> list[Batch]:
         batches = await self._state.jobs.log(self.response_id, self.number)
         self._is_behind = fills_page(batches)
         return batches
 
-    def broken(self, reason: str) -> Batch:
+    def report_broken(self, reason: str) -> Batch:
         """Log the `reason` that no further events can be read, and return the terminal event for the client."""
         logger.error("response %s cannot be followed beyond event %d: %s", self.response_id, self.number, reason)
         return self._failed(f"The events of the response cannot be read: {reason}.")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from .chat.dialects import Dialect
-from .request import checks
+from . import checks
+from .dialects import Dialect
 from .types import Item, Message, Part
 
 ChatPart = dict[str, Any]
@@ -58,6 +59,16 @@ def texts_of(parts: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def message_text(item: Item) -> str:
+    """Return the text of a message, with its refusals."""
+    return "".join(part.get("text") or part.get("refusal") or "" for part in item.get("content") or ())
+
+
+def is_unfinished(item: Item) -> bool:
+    """Return whether `item` is a message that the model continues if it is the last item."""
+    return item.get("role") == "assistant" and item.get("status") in ("incomplete", "in_progress")
+
+
 def reasoning_text(item: Item) -> str:
     """Return the text of a reasoning item's `content`, or of its `summary` if the content has no text. Skip malformed parts."""
     for name in ("content", "summary"):
@@ -69,12 +80,15 @@ def reasoning_text(item: Item) -> str:
 # -- images, audio, video ----------------------------------------------------------------------------------------------
 
 
+_MAX_FILE_ID = 128
+
+
 def _check_image(part: Part, path: str) -> Part:
     if "detail" in part:
         checks.one_of(part["detail"], f"{path}.detail", {"low", "high", "auto", "original"})
-    if "file_id" in part:
-        why = "there is no files API here; send the image as 'image_url' with a URL or a data URL."
-        checks.unsupported(f"{path}.file_id", why)
+    if part.get("file_id") is not None and part.get("image_url") is None:
+        checks.string(part["file_id"], f"{path}.file_id", max_length=_MAX_FILE_ID)
+        return part
     url = checks.required(part, "image_url", path, checks.string)
     if not url.startswith(("http://", "https://", "data:image/")):
         why = "must be an http(s) URL or a data URL ('data:image/png;base64,...')."
@@ -83,6 +97,8 @@ def _check_image(part: Part, path: str) -> Part:
 
 
 def _chat_image(part: Part, dialect: Dialect, path: str) -> ChatPart:
+    if "image_url" not in part:
+        checks.unsupported(f"{path}.file_id", "send the image as 'image_url' with a URL or a data URL.")
     image = {"url": part["image_url"]}
     if not dialect.image_urls and not image["url"].startswith("data:"):
         dialect.unsupported(f"{path}.image_url", "accepts images only as data URLs")
@@ -105,20 +121,38 @@ def _chat_video(part: Part, dialect: Dialect, path: str) -> ChatPart:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-_file_members = checks.fields({"file_data": checks.string}, filename=checks.string)
+_MAX_URL = 8192
+
+
+def _http_url(value: Any, path: str) -> str:
+    url = checks.string(value, path, max_length=_MAX_URL)
+    if not url.startswith(("http://", "https://")):
+        checks.invalid(path, "must be an http(s) URL.")
+    return url
+
+
+_FILE_SOURCES = ("file_id", "file_url", "file_data")
+_file_members = checks.fields(
+    file_data=checks.string, file_url=_http_url, file_id=partial(checks.string, max_length=_MAX_FILE_ID), filename=checks.string
+)
 
 
 def _check_file(part: Part, path: str) -> Part:
-    for name, why in (("file_id", "there is no files API here"), ("file_url", "files are not fetched from URLs")):
-        if name in part:
-            checks.unsupported(f"{path}.{name}", f"{why}; send the content as 'file_data'.")
+    sources = [name for name in _FILE_SOURCES if part.get(name) is not None]
+    if not sources:
+        checks.missing(f"{path}.file_data")
+    if len(sources) > 1:
+        checks.invalid(f"{path}.{sources[0]}", f"it cannot be combined with '{sources[1]}'.")
     return _file_members(part, path)
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
     """Convert a PDF to a file part, and UTF-8 text to a text part that begins with the file's name. Refuse other files."""
+    if "file_data" not in part:
+        source = "file_url" if part.get("file_url") is not None else "file_id"
+        checks.unsupported(f"{path}.{source}", "send the content as 'file_data'.")
     path = f"{path}.file_data"
-    data = _decode_file(part["file_data"], path)
+    data = decode_file(part["file_data"], path)
     name = part.get("filename")
     if data.startswith(b"%PDF-"):
         if not dialect.pdf:
@@ -128,11 +162,16 @@ def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
         text = data.decode()
     except UnicodeDecodeError:
         checks.unsupported(path, "it is neither UTF-8 text nor PDF.")
-    return {"type": "text", "text": f"{name}:\n{text}" if name else text}
+    return {"type": "text", "text": named_text(name, text)}
 
 
-def _decode_file(data: str, path: str) -> bytes:
-    # A data URL or bare base64 (OpenAI reference, "File inputs").
+def named_text(name: str | None, text: str) -> str:
+    """Return the text of a file as the model sees it."""
+    return f"{name}:\n{text}" if name else text
+
+
+def decode_file(data: str, path: str) -> bytes:
+    """Decode a data URL or bare base64 (OpenAI reference, "File inputs"). Raises `BadRequest`, which names `path`."""
     if data.startswith("data:"):
         head, _, data = data.partition(",")
         if not head.endswith(";base64"):

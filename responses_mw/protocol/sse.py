@@ -1,10 +1,13 @@
 """Encode and decode server-sent events.
 
-Decoding follows the WHATWG HTML specification (section 9.2.6, "Interpreting an event stream"), with three additions:
+Decoding follows the WHATWG HTML specification (section 9.2.6, "Interpreting an event stream"), with these additions:
 
 - A byte order mark is ignored at the beginning of any frame, not only of the stream.
 - An unterminated frame at the end of the stream is decoded.
 - A field `error: {...}` becomes the data `{"error": {...}}`. Old llama.cpp reports errors in this field.
+- An event with the name `error` becomes such data too, whatever its data is. Without data, its comment is the error (Dynamo).
+- JSON objects without a field name are data. Each one begins at the beginning of a line. Servers behind gateways send errors in
+  this form.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import orjson
 
 from ..errors import UpstreamError
-from .response.events import Event
+from .types import Event
 
 DONE = b"[DONE]"
 DONE_FRAME = b"data: [DONE]\n\n"
@@ -54,12 +57,11 @@ class SSEDecoder:
         self._pending += rest
         if len(self._pending) > MAX_FRAME:
             raise UpstreamError(f"The upstream sent a frame of more than {MAX_FRAME} bytes.")
-        return [payload for block in blocks if (payload := _payload(block))]
+        return [payload for block in blocks for payload in _payloads(block) if payload]
 
     def flush(self) -> list[bytes]:
         """Return the data of an unterminated frame at the end of the stream, if any."""
-        payload = _payload(self._take_pending())
-        return [payload] if payload else []
+        return [payload for payload in _payloads(self._take_pending()) if payload]
 
     def _take_pending(self) -> bytes:
         whole = bytes(self._pending)
@@ -80,17 +82,51 @@ def _is_one_frame(data: bytes) -> bool:
     return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 
 
-def _payload(block: bytes) -> bytes:
+def _payloads(block: bytes) -> list[bytes]:
+    """Return the data of a frame, which is one piece unless JSON without a field name stands beside it."""
     if block.startswith(b"data: ") and b"\n" not in block:  # nearly every frame of nearly every server
-        return block[6:]
-    lines = []
-    for line in block.removeprefix(_BOM).split(b"\n"):
+        return [block[6:]]
+    fields: dict[bytes, list[bytes]] = {}
+    bare: list[bytes] = []
+    block = block.removeprefix(_BOM)
+    for line in block.split(b"\n"):
         name, _, value = line.partition(b":")
-        if name == b"data":
-            lines.append(value.removeprefix(b" "))
-        elif name == b"error":
-            lines.append(b'{"error":' + value + b"}")
-    return b"\n".join(lines)
+        if name in _FIELDS:
+            fields.setdefault(name, []).append(value.removeprefix(b" "))
+        else:
+            bare.append(line)
+    objects = _objects(bare)
+    data = _data(fields)
+    return [*objects, data] if block.lstrip().startswith(b"{") else [data, *objects]
+
+
+_FIELDS = frozenset({b"data", b"event", b"error", b"id", b"retry", b""})  # a comment begins with a colon
+
+
+def _data(fields: dict[bytes, list[bytes]]) -> bytes:
+    data = b"\n".join(fields.get(b"data", ()))
+    if fields.get(b"event", [b""])[-1].strip().lower() == b"error":
+        return b'{"object":"error",%b' % _error(data or b"\n".join(fields.get(b"", ())))[1:]
+    errors = [_error(value) for value in fields.get(b"error", ())]
+    return b"\n".join([data, *errors] if data else errors)
+
+
+def _error(text: bytes) -> bytes:
+    """Return an error object for `text`, which is JSON or plain text."""
+    text = text.strip()
+    is_json = text.startswith((b"{", b"[", b'"'))
+    return b'{"error":%b}' % (text if is_json else orjson.dumps(text.decode(errors="replace")))
+
+
+def _objects(lines: list[bytes]) -> list[bytes]:
+    """Return the JSON objects in `lines`. Other lines are ignored, as the specification requires."""
+    objects: list[list[bytes]] = []
+    for line in lines:
+        if line.startswith(b"{") or (not objects and line.lstrip().startswith(b"{")):
+            objects.append([line])
+        elif objects:
+            objects[-1].append(line)
+    return [b"\n".join(one).strip() for one in objects]
 
 
 def frame(event: str, data: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ..settings import Environment
-from ..settings.groups import Names
+from ..settings.values import Names
 
 MIB = 1024 * 1024
 MIN_MEMORY = 64 * MIB

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 HEALTH = "/health"
 
 _INSTRUCTIONS = (
-    "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files are kept "
-    "for later calls in the same container. There is no network, and packages cannot be installed."
+    "Run Python code. Returns the printed output and the value of the last expression. Variables, imports and files are kept "
+    "for later calls in the same container. There is no network access, and packages cannot be installed."
 )
 
 
@@ -53,8 +53,8 @@ def _add_tool(server: MCPServer[None], containers: Containers) -> None:
     @server.tool(description=_INSTRUCTIONS, structured_output=True)
     async def python(
         context: Context[Any, Any],
-        code: Annotated[str, Field(description="Python source")],
-        container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
+        code: Annotated[str, Field(description="Python code to run")],
+        container_id: Annotated[str, Field(description="ID of the container; 'auto' creates a new container")] = "auto",
         memory_bytes: Annotated[int | None, Field(ge=MIN_MEMORY, description="lower memory limit for a new container")] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model chooses the arguments

@@ -23,10 +23,11 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..ids import random_part
-from ..threads import background_task
+from ..tasks import background_task
 from . import SandboxSettings
 from .jail.isolation import LEVELS, LIMITS, Isolation
 from .jail.launch import MAX_FILES, RESUME, SWEEP, Plan
+from .removal import Removal
 
 _BOOT = (
     "import sys, json; sys.path.insert(0, sys.argv[1]); from jail.launch import main; sys.path.pop(0); "
@@ -87,10 +88,10 @@ async def strongest_isolation(settings: SandboxSettings) -> Isolation:
         else:
             return isolation
         finally:
-            await trial.end()
+            await trial.end(Removal())
     raise SandboxError(
         f"the kernel does not grant sufficient isolation ({'; '.join(refused)}). If this service already runs in a "
-        "sandbox, set allow_weak_isolation to start anyway (see docs/sandbox.md)."
+        "sandbox, set allow_weak_isolation to start anyway (see docs/guides/sandbox.md)."
     )
 
 
@@ -102,6 +103,7 @@ class Containers:
         self._live: dict[str, Container] = {}
         self._slots = set(range(settings.max_containers))
         self._ending: set[asyncio.Task[None]] = set()
+        self._removal = Removal()
 
     async def __aenter__(self) -> Self:
         self._expiry = background_task(self._expire())
@@ -121,11 +123,9 @@ class Containers:
         """
         if container_id is None:
             container = await self._create(memory_bytes, owner)
-        elif container_id in self._live and self._live[container_id].owner == owner and not self._live[container_id].ended:
-            container = self._live[container_id]
-            container.calls += 1
         else:
-            raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
+            container = self._find(container_id, owner)
+            container.calls += 1
         try:
             return await container.run(code)
         finally:
@@ -133,6 +133,12 @@ class Containers:
             container.last_used = asyncio.get_running_loop().time()
             if container.ended:
                 self._discard(container)
+
+    def _find(self, container_id: str, owner: str) -> Container:
+        container = self._live.get(container_id)
+        if container is None or container.owner != owner or container.ended:
+            raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
+        return container
 
     async def _create(self, memory_bytes: int | None, owner: str) -> Container:
         limit = self._settings.memory_bytes
@@ -166,7 +172,7 @@ class Containers:
 
         async def end() -> None:
             try:
-                await container.end()
+                await container.end(self._removal)
             finally:
                 self._slots.add(container.slot)
 
@@ -179,6 +185,7 @@ class Containers:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._settings.keep / 4))
+            await self._removal.retry()
             expired = asyncio.get_running_loop().time() - self._settings.keep
             for container in list(self._live.values()):
                 if not container.calls and container.last_used < expired:
@@ -203,6 +210,11 @@ class Container:
     _process: asyncio.subprocess.Process | None = None
     _writer: asyncio.StreamWriter | None = None
 
+    @property
+    def _uid(self) -> int | None:
+        """The container's user, or None if it has the user of the service."""
+        return self.settings.first_uid + self.slot if self.isolation.own_user else None
+
     async def start(self, first_cell: str = "") -> None:
         """Start the processes and run `first_cell`. Raises `SandboxError` if a process cannot be started or the cell fails."""
         try:
@@ -219,6 +231,8 @@ class Container:
         ours, theirs = socket.socketpair()
         with theirs:
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            if not self.isolation.namespaces:
+                self._make_directory()
             plan = self._plan(theirs.fileno())
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-u", "-c", _BOOT, str(Path(__file__).parent), json.dumps(plan)),
@@ -233,18 +247,18 @@ class Container:
         assert self._process.stdout is not None
         self._orders, self._reports = self._process.stdin, self._process.stdout  # the input and the output of the init process
 
+    def _make_directory(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="container-")
+        if self._uid is not None:
+            os.chown(self._directory, self._uid, self._uid)
+
     def _plan(self, channel: int) -> Plan:
         settings, isolation = self.settings, self.isolation
-        uid = settings.first_uid + self.slot if isolation.own_user else None
-        if not isolation.namespaces:
-            self._directory = tempfile.mkdtemp(prefix="container-")
-            if uid is not None:
-                os.chown(self._directory, uid, uid)
         return {
             "namespaces": isolation.namespaces,
             "user_namespace": isolation.user_namespace,
             "landlock": isolation.landlock,
-            "uid": uid,
+            "uid": self._uid,
             "directory": self._directory,
             "packages": settings.packages,
             "limits": settings.model_dump(include=LIMITS),
@@ -292,16 +306,19 @@ class Container:
         self._orders.write(RESUME)
         self._writer.write(len(request).to_bytes(_LENGTH, "big") + request)
         await self._writer.drain()
+        reply = await self._read_reply()
+        if reply.nonce != nonce:
+            raise SandboxError("its reply was invalid (wrong nonce)")
+        return reply
+
+    async def _read_reply(self) -> _NotebookReply:
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
         if size > _MAX_ESCAPE * 2 * self.settings.output_bytes + _FRAME_OVERHEAD:
             raise SandboxError("its reply was invalid (too long)")
         try:
-            reply = _NotebookReply.model_validate_json(await self._reader.readexactly(size))
+            return _NotebookReply.model_validate_json(await self._reader.readexactly(size))
         except ValidationError:
             raise SandboxError("its reply was invalid (malformed)") from None
-        if reply.nonce != nonce:
-            raise SandboxError("its reply was invalid (wrong nonce)")
-        return reply
 
     async def _sweep(self) -> None:
         """Make the init process freeze the container, and kill what the cell left behind. Raises `SandboxError` if it ends."""
@@ -334,7 +351,7 @@ class Container:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
-    async def end(self) -> None:
+    async def end(self, removal: Removal) -> None:
         """Stop the container, wait for its processes, and remove its files."""
         self.cut()
         if self._process is not None:
@@ -347,13 +364,7 @@ class Container:
         for output in self._outputs:
             os.close(output)
         if self._directory is not None:
-            await _remove(self._directory)
-
-
-async def _remove(directory: str) -> None:
-    # `shutil.rmtree` fails if the code has nested directories deeper than Python's recursion limit.
-    removal = await asyncio.create_subprocess_exec("rm", "-rf", directory, stderr=asyncio.subprocess.DEVNULL)
-    await removal.wait()
+            await removal.remove(self._directory, self._uid)
 
 
 def _output_file() -> int:

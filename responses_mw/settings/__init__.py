@@ -5,6 +5,7 @@ Flags take precedence over variables, and variables over the file.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -13,17 +14,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .groups import (
     AuthSettings,
     CacheSettings,
     CompactionSettings,
-    Group,
+    FileSettings,
     JobSettings,
     LimitSettings,
     RedisSettings,
@@ -31,8 +33,10 @@ from .groups import (
     ServerSettings,
     StateSettings,
     ToolSettings,
-    UpstreamSettings,
+    UISettings,
 )
+from .upstreams import DEFAULT, Upstreams, UpstreamSettings, check_upstreams, path_of
+from .values import Group
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +96,14 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    checks_callers: ClassVar[bool] = True
+    """Whether the process receives requests, and therefore needs `auth.api_keys` for several upstreams with credentials."""
+
     config: str | None = Field(None, description="TOML file of settings, with a table for each group")
+    upstreams: Upstreams = Field(
+        {},
+        description='further upstreams by name, each with the settings of upstream, as JSON: {"qwen": {"url": "http://..."}}',
+    )
     upstream: UpstreamSettings = UpstreamSettings()
     server: ServerSettings = ServerSettings()
     redis: RedisSettings = RedisSettings()
@@ -102,8 +113,10 @@ class Settings(BaseSettings):
     cache: CacheSettings = CacheSettings()
     tools: ToolSettings = ToolSettings()
     search: SearchSettings = SearchSettings()
+    files: FileSettings = FileSettings()
     compaction: CompactionSettings = CompactionSettings()
     limits: LimitSettings = LimitSettings()
+    ui: UISettings = UISettings()
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -127,6 +140,30 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # in the order of precedence; pydantic-settings puts flags before these sources
         return init_settings, Environment(settings_cls), _ConfigFile(settings_cls)
+
+    @property
+    def named_upstreams(self) -> dict[str, UpstreamSettings]:
+        """All upstreams by name. `upstream` is the first, as `DEFAULT`, unless only `upstreams` is set."""
+        has_default = bool(self.upstream.url) or not self.upstreams
+        return ({DEFAULT: self.upstream} if has_default else {}) | self.upstreams
+
+    @property
+    def serves_files(self) -> bool:
+        """Whether this server serves files and vector stores. Otherwise, their paths are passed to the upstream."""
+        return self.files.enabled and any(upstream.api != "responses" for upstream in self.named_upstreams.values())
+
+    @model_validator(mode="after")
+    def _check_upstreams(self) -> Self:
+        if self.upstream.url and DEFAULT in self.upstreams:
+            raise ValueError(f"upstreams.{DEFAULT}: the name is that of upstream.url: set only one of them")
+        if without := [name for name, upstream in self.upstreams.items() if not upstream.url]:
+            raise ValueError(f"upstreams.{without[0]} needs a url")
+        upstreams = self.named_upstreams
+        check_upstreams(upstreams)
+        keyed = [path_of(name) for name, upstream in upstreams.items() if upstream.has_credential]
+        if self.checks_callers and len(upstreams) > 1 and keyed and not self.auth.api_keys:
+            raise ValueError(f"{keyed[0]} has a credential, and there are several upstreams: auth.api_keys is required")
+        return self
 
     @model_validator(mode="after")
     def _check_search_tool(self) -> Self:
@@ -165,19 +202,40 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
 
 
 def origins(settings: Settings) -> dict[str, str]:
-    """Map each setting that is not at its default to its origin: a variable, the path of the config file, or `a flag`."""
+    """Map each setting that is not at its default to its origin: a variable, the path of the config file, or `a flag`.
+
+    Each of `upstreams` is listed by its name.
+    """
     kind = type(settings)
     given, content = _ours(), _read(settings.config) if settings.config else {}
-    without_flags, found = settings, dict[str, str]()
+    defaults, without_flags, found = kind.model_construct(), settings, dict[str, str]()
     with suppress(ValidationError):
         without_flags = kind(config=settings.config)
     for variable, keys in variables(kind).items():
         value = _value(settings, keys)
-        if value == _value(kind.model_construct(), keys):
+        if value == _value(defaults, keys):
             continue
         origin = variable if variable in given else settings.config if _value(content, keys) is not None else None
-        found[".".join(keys)] = origin if origin and value == _value(without_flags, keys) else "a flag"
+        source = origin if origin and value == _value(without_flags, keys) else "a flag"
+        found |= dict.fromkeys([f"{keys[0]}.{name}" for name in value] if keys == ("upstreams",) else [".".join(keys)], source)
     return found
+
+
+_MASKED = frozenset({"auth.api_keys"})
+"""Settings that are not typed as secrets, but are not shown either."""
+_MAX_SHOWN = 300
+
+
+def changed(settings: Settings) -> dict[str, str]:
+    """Map each setting that is not at its default to its value as text. Secrets are masked, and long values are cut."""
+    values = {name: _text(_value(settings, tuple(name.split(".", 1)))) for name in origins(settings)}
+    return {name: "**********" if name in _MASKED else value[:_MAX_SHOWN] for name, value in values.items()}
+
+
+def _text(value: Any) -> str:
+    """Return a value as text, as in a settings file or, if it is a list or a table, as JSON. Secrets are masked."""
+    plain = to_jsonable_python(value, exclude_none=True, fallback=str)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
 def _value(source: Any, keys: tuple[str, ...]) -> Any:
@@ -209,12 +267,25 @@ def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Ite
             if not isinstance(value, dict):
                 raise SettingsError(f"config: {key} must be a table: [{key}]")
             unknown = [f"{key}.{name}" for name in value if name not in kinds[key].model_fields]
+        elif key == "upstreams":
+            yield from _unknown_members(value)
+            continue
         elif key in settings:
             yield f'"{key}" (remove the quotes: they prevent the dot from separating a table and a key)'
             continue
         else:
             unknown = [key] if key not in COMMAND_SETTINGS else []
         yield from (f"{path}{did_you_mean(path, [*settings, *COMMAND_SETTINGS, *kinds])}" for path in unknown)
+
+
+def _unknown_members(upstreams: Any) -> Iterator[str]:
+    """Yield each unknown key of the tables `[upstreams.NAME]` with a hint."""
+    tables = upstreams.values() if isinstance(upstreams, dict) else [None]
+    if not all(isinstance(table, dict) for table in tables):
+        raise SettingsError("config: upstreams must be tables: [upstreams.NAME], or [upstream] for a single one")
+    known = list(UpstreamSettings.model_fields)
+    for name, table in upstreams.items():
+        yield from (f"upstreams.{name}.{key}{did_you_mean(key, known)}" for key in table if key not in known)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,86 +1,32 @@
-"""The groups of settings, and the types of their values. A class receives only the groups that it uses, not all settings."""
+"""The groups of settings. A class receives only the groups that it uses, not all settings."""
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import NoDecode
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, field_validator, model_validator
+
+from ..network import is_loopback
+from .values import (
+    JSON_OBJECT,
+    LIST,
+    URL,
+    BaseURL,
+    Duration,
+    FilesURL,
+    Group,
+    KeyLines,
+    Names,
+    Secrets,
+    ServerURL,
+    Size,
+    TraceURL,
+    WholeDuration,
+    check_networks,
+)
 
 EVERY_TOOL = "*"
 """Entry in a list of tool names that matches every tool."""
-
-
-def _with_unit(units: dict[str, float], expected: str) -> BeforeValidator:
-    """Return a validator that converts text with a unit to a number. It raises `ValueError` if the text is malformed."""
-
-    def scale(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-        if match is None or (match[2] and match[2] not in units):
-            raise ValueError(f"must be {expected}")
-        return float(match[1]) * units[match[2]] if match[2] else match[1]
-
-    return BeforeValidator(scale)
-
-
-_DURATION = _with_unit(
-    {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}, "a duration such as 30, 500ms, 30s, 10m, 2h or 7d"
-)
-_SIZE = _with_unit(
-    {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3},
-    "a size such as 1000, 64KiB, 16MiB or 2GiB",
-)
-
-
-def _split(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        return json.loads(value)
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def _check_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an http:// or https:// URL")
-    if parts.username or parts.password:
-        raise ValueError("must not contain credentials, because it is logged; use the setting for the key")
-    _ = parts.port  # raises ValueError if it is not a number
-    return value
-
-
-def _base(url: str) -> str:
-    if "?" in url or "#" in url:
-        raise ValueError("must not contain a query or a fragment, because paths are appended to it")
-    return url.rstrip("/")
-
-
-Duration = Annotated[float, _DURATION, Field(json_schema_extra={"format": "duration"})]
-"""A number of seconds, or text with a unit, such as `30s` or `7d`."""
-WholeDuration = Annotated[int, _DURATION, Field(json_schema_extra={"format": "duration"})]
-Size = Annotated[int, _SIZE, Field(json_schema_extra={"format": "size"})]
-"""A number of bytes, or text with a unit, such as `64MiB`."""
-LIST = NoDecode, BeforeValidator(_split)
-"""Annotations of a list that may be comma-separated text or a JSON array."""
-Names = Annotated[list[str], *LIST]
-Secrets = Annotated[list[SecretStr], *LIST]
-URL = Annotated[str, AfterValidator(_check_url)]
-ServerURL = Annotated[URL, AfterValidator(_base)]
-"""URL to which paths are appended, without a final slash."""
-BaseURL = Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/v1"))]
-"""URL of a server without a final `/v1`."""
-
-PER_REQUEST_HEADERS = frozenset(
-    {"accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"}
-    | {"te", "trailer", "transfer-encoding", "upgrade"}
-)
-"""Headers that describe one request and its transport, and must not be copied to another request."""
 
 
 class ToolFilter(BaseModel, extra="forbid", frozen=True):
@@ -113,57 +59,7 @@ class ToolServer(BaseModel, extra="forbid", frozen=True):
         return names is not None and name not in names and EVERY_TOOL not in names
 
 
-ToolServers = Annotated[
-    dict[str, ToolServer], NoDecode, BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)
-]
-
-
-class Group(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
-
-
-class UpstreamSettings(Group):
-    """The Chat Completions server behind the middleware."""
-
-    url: BaseURL | None = None
-    """URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"""
-    api_key: SecretStr | None = None
-    """API key sent to the upstream instead of the caller's credential; proxied requests get it only if auth.api_keys is set"""
-    dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = "auto"
-    """type of the upstream server; auto detects it"""
-    api: Literal["chat", "responses"] = "chat"
-    """upstream API: chat is /v1/chat/completions, responses is its own /v1/responses; this server stores the state with both"""
-    think_tag: str | None = None
-    """tag that encloses reasoning in the model's text, e.g. think (unset: the text contains no reasoning)"""
-    forward_headers: Names = Field(
-        ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"]
-    )
-    """request headers forwarded to the upstream, in addition to authorization"""
-    timeout: Duration = Field(600.0, gt=0)
-    """timeout for the first byte of the upstream's answer; a pause within the answer may last a fifth of this time"""
-    status_grace: Duration = Field(0.05, ge=0)
-    """time that a stream waits for the upstream's answer to begin before it sends a 200"""
-    overload_timeout: Duration = Field(
-        30.0,
-        ge=0,
-        description="time that a stream waits for an overloaded upstream (429, 502, 503 or no connection); background "
-        "responses wait 20 times as long; 0 disables waiting, and the continuation of interrupted answers",
-    )
-
-    @field_validator("forward_headers")
-    @classmethod
-    def _check_forward_headers(cls, value: list[str]) -> list[str]:
-        names = [name.lower() for name in value]
-        if own := sorted((PER_REQUEST_HEADERS | {"x-request-id"}).intersection(names)):
-            raise ValueError(f"cannot contain {', '.join(own)}: each upstream request has its own")
-        return names
-
-    @property
-    def idle_timeout(self) -> float:
-        """Maximum number of seconds without data within an answer of the upstream."""
-        return self.timeout / 5
+ToolServers = Annotated[dict[str, ToolServer], *JSON_OBJECT]
 
 
 class ServerSettings(Group):
@@ -173,6 +69,11 @@ class ServerSettings(Group):
     """path prefix before /v1, e.g. /openai"""
     cors_origins: Names = Field([])
     """origins of web pages that may send requests, in addition to the server's own origin; * allows all"""
+    allowed_hosts: Names = Field(
+        [],
+        description="host names that this server and its admin port accept, *.example.com for all names below, * for all "
+        "(unset: only localhost on a loopback address, all names on other addresses); IP addresses are always accepted",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """minimum level of log records"""
     log_format: Literal["human", "json"] = "human"
@@ -183,6 +84,10 @@ class ServerSettings(Group):
     """address of the admin port"""
     drain_timeout: Duration = Field(30.0, ge=0)
     """time that responses in progress have to finish when the process stops"""
+    idle_timeout: WholeDuration = Field(75, gt=0)
+    """time that a connection stays open between two requests; longer than that of a proxy in front"""
+    trusted_proxies: Annotated[Names, AfterValidator(check_networks)] = Field([])
+    """addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For names the client (unset: 127.0.0.1); * trusts all"""
     prompts_dir: str | None = None
     """directory of prompt templates, one TOML or JSON file each"""
     keep_alive: Literal["comment", "event"] = "comment"
@@ -193,6 +98,11 @@ class ServerSettings(Group):
     """unknown fields of a request: forward them to the upstream, or refuse them with a 400"""
     max_websockets: int = Field(5000, ge=0)
     """maximum number of WebSockets of this process; an owner may have a fifth of this number; 0 refuses upgrades with 426"""
+
+    @property
+    def admin_is_local(self) -> bool:
+        """Whether the admin port is bound to a loopback address."""
+        return is_loopback(self.admin_host)
 
 
 class RedisSettings(Group):
@@ -205,7 +115,7 @@ class RedisSettings(Group):
     allow_eviction: bool = False
     """start even if Redis may evict state (maxmemory-policy is not noeviction)"""
     timeout: Duration = Field(2.0, gt=0)
-    """timeout of a Redis call"""
+    """timeout of a Redis call; making a new connection and its login may take as long again (not in a cluster)"""
 
 
 class StateSettings(Group):
@@ -222,8 +132,11 @@ class AuthSettings(Group):
 
     secret_keys: Secrets = Field([])
     """secrets of at least 32 characters, equal on all replicas; the first secret encrypts, and all secrets decrypt"""
-    api_keys: Names = Field([])
-    """API keys as name:sha256:hash, or @PATH of a file with one key per line; if set, requests without a key are refused"""
+    api_keys: KeyLines = Field(
+        [],
+        description="API keys as name:sha256:hash, or @PATH of a file with one key per line; ;models=A,B at the end of a key "
+        "restricts it to these models; if set, requests without a key are refused",
+    )
     tenant_header: str | None = None
     """header in which a trusted gateway names the owner (unset: the API key or the credential identifies the owner)"""
     tenant_keys: Names = Field([])
@@ -264,16 +177,34 @@ class CacheSettings(Group):
     """cache mode: exact answers identical requests from the cache, semantic also answers requests with the same meaning"""
     ttl: WholeDuration = Field(3600, gt=0)
     """maximum lifetime of a cached answer"""
-    embedding_model: str | None = None
-    """embedding model; required for the semantic cache"""
+    embedding_model: str = Field("builtin", min_length=1)
+    """embedding model of the semantic cache: builtin, or a model of the server with /v1/embeddings"""
     embedding_url: BaseURL | None = None
-    """URL of the server with /v1/embeddings (unset: the upstream)"""
+    """URL of the server with /v1/embeddings (unset: the upstream); unused by builtin"""
     embedding_api_key: SecretStr | None = None
     """API key for embedding_url"""
-    threshold: float = Field(0.95, ge=0, le=1)
-    """minimum cosine similarity of a semantic hit"""
-    guard: Literal["strict", "loose"] = "strict"
-    """how closely the words of a semantic hit must match; loose needs a strong embedding model"""
+    threshold: float = Field(0.5, ge=0, le=1)
+    """minimum cosine similarity of a question that is a candidate for a semantic hit"""
+    judge: Literal["off", "race", "before"] = "race"
+    """when the judge of candidates is asked: race, with the upstream; before, before it; off: a hit needs the same words"""
+    judge_kind: Literal["chat", "score"] = "chat"
+    """kind of judge: chat, a chat model that says yes or no; score, a cross-encoder at /v1/score, /v1/rerank or /rerank"""
+    judge_model: str | None = Field(None, min_length=1)
+    """model that judges (unset: the model of the request)"""
+    judge_url: BaseURL | None = None
+    """URL of the judge's server (unset: the upstream)"""
+    judge_api_key: SecretStr | None = None
+    """API key for judge_url"""
+    judge_prompt: str | None = Field(None, min_length=1)
+    """instructions of a chat judge (unset: built-in ones)"""
+    judge_min_probability: float = Field(0.9, gt=0, le=1)
+    """minimum probability of an approval"""
+    judge_max_per_minute: int = Field(600, ge=0)
+    """maximum number of requests to the judge per minute and process"""
+    judge_timeout: Duration = Field(5, gt=0)
+    """timeout of the judge; a timeout is treated as a refusal, and the pair is judged again later"""
+    audit: float = Field(0.01, ge=0, le=1)
+    """share of the hits for other questions that the upstream answers too, so that the judge can compare both answers"""
     max_mode: Literal["off", "exact", "semantic"] = "semantic"
     """highest cache mode that a request may select"""
     namespace: str = ""
@@ -284,10 +215,26 @@ class CacheSettings(Group):
     """maximum size of an owner's cached answers"""
 
     @model_validator(mode="after")
-    def _check_embeddings(self) -> Self:
-        if self.mode == "semantic" and not self.embedding_model:
-            raise ValueError("mode: semantic requires embedding_model")
+    def _check_models(self) -> Self:
+        if self.embedding_url is not None and self.embedding_model == "builtin":
+            raise ValueError("embedding_url requires embedding_model")
+        if self.judge_url is not None and self.judge_model is None:
+            raise ValueError("judge_url requires judge_model")
         return self
+
+
+HostedTool = Literal[
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "container",
+    "file_search",
+    "image_generation",
+    "programmatic_tool_calling",
+    "web_search",
+    "web_search_preview",
+]
 
 
 class ToolSettings(Group):
@@ -296,17 +243,25 @@ class ToolSettings(Group):
     mcp_servers: ToolServers = Field({})
     """MCP servers by label or connector_id, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}"""
     allow_private_urls: bool = False
-    """allow requests to name MCP servers at private addresses; every caller can then reach them"""
+    """allow requests to name MCP servers and files at private addresses; every caller can then reach them"""
     sandbox_url: Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/mcp") + "/mcp")] | None = None
     """URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"""
     sandbox_token: SecretStr | None = None
     """bearer token of the sandbox"""
     timeout: Duration = Field(60.0, gt=0)
     """timeout of a tool call or a web search"""
+    omitted: Annotated[list[HostedTool], *LIST] = Field(["web_search", "web_search_preview", "image_generation"])
+    """hosted tools that are not offered to the model if this server does not serve them; requests with others get a 400"""
 
 
-SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
-"""Maps each value of `search.provider` to the setting that it requires. The classes are in `tools/search.py`."""
+SEARCH_PROVIDERS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "searxng": ("url",),
+    "tavily": ("api_key",),
+    "brave": ("api_key",),
+}
+"""Maps each value of `search.provider` to the settings that it requires. The classes are in `tools/search.py`."""
+_WITH_URL = ", ".join(name for name, required in SEARCH_PROVIDERS.items() if "url" in required)
 
 
 class SearchSettings(Group):
@@ -317,16 +272,65 @@ class SearchSettings(Group):
         pattern=f"^({'|'.join(SEARCH_PROVIDERS)}|[^/]+/.+)$",
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
-    url: ServerURL | None = None
-    """URL of the provider; required for searxng, optional for providers that have a default URL"""
+    url: ServerURL | None = Field(
+        None, description=f"URL of the provider; required for {_WITH_URL}, optional for providers that have a default URL"
+    )
     api_key: SecretStr | None = None
     """API key for the search provider"""
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
-        required = SEARCH_PROVIDERS.get(self.provider)
-        if required and not getattr(self, required):
-            raise ValueError(f"provider: {self.provider} needs {required}")
+        missing = [name for name in SEARCH_PROVIDERS.get(self.provider, ()) if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"provider: {self.provider} needs {' and '.join(missing)}")
+        return self
+
+
+class FileSettings(Group):
+    """Files that clients upload."""
+
+    enabled: bool = True
+    """serve /v1/files; if false, or if each upstream has api: responses, these paths are proxied to the upstream"""
+    url: FilesURL | None = Field(
+        None,
+        description="where files are stored: file:///directory, s3://bucket/prefix, gs://bucket/prefix or "
+        "az://container/prefix (unset: files of up to 1 MiB in Redis)",
+    )
+    max_bytes: Size = Field(512 * 1024**2, gt=0)
+    """maximum size of a file"""
+    embedding_model: str = Field("builtin", min_length=1)
+    """embedding model of vector stores: builtin, or a model of the server with /v1/embeddings"""
+    embedding_url: BaseURL | None = None
+    """URL of the server with /v1/embeddings (unset: the upstream); unused by builtin"""
+    embedding_api_key: SecretStr | None = None
+    """API key for embedding_url; without it, the upstream is asked with upstream.api_key"""
+    embedding_timeout: Duration = Field(30, gt=0)
+    """timeout of a request for embeddings"""
+    rerank_model: str | None = Field(None, min_length=1)
+    """model that reranks the results of searches, at a server with /v1/rerank, /v1/score or /rerank (unset: none)"""
+    rerank_url: BaseURL | None = None
+    """URL of the server that reranks (unset: the upstream); it needs no rerank_model if it has only one"""
+    rerank_api_key: SecretStr | None = None
+    """API key for rerank_url; without it, the upstream is asked with upstream.api_key"""
+    rerank_timeout: Duration = Field(10, gt=0)
+    """timeout of a request to rerank results"""
+    rewrite_model: str | None = Field(None, min_length=1)
+    """chat model that rewrites the queries of searches with rewrite_query (unset: these get a 400)"""
+    docling_url: BaseURL | None = None
+    """URL of a docling-serve that recognizes the text of images and scanned PDF files in vector stores (unset: they fail)"""
+    docling_api_key: SecretStr | None = None
+    """API key for docling_url, sent as X-Api-Key"""
+    docling_timeout: Duration = Field(600, gt=0)
+    """timeout of recognizing the text of one document"""
+    ingestion_concurrency: int = Field(2, ge=0)
+    """maximum number of files that this process adds to vector stores at a time; 0 adds none"""
+    search_memory_bytes: Size = Field(512 * 1024**2, gt=0)
+    """maximum memory of this process for the vectors and words of vector stores that it has searched"""
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.embedding_url is not None and self.embedding_model == "builtin":
+            raise ValueError("embedding_url requires embedding_model")
         return self
 
 
@@ -341,13 +345,15 @@ class LimitSettings(Group):
     """Limits of requests, responses, owners and memory."""
 
     requests_per_minute: int = Field(0, ge=0)
-    """maximum number of responses, compactions and token counts of an owner per minute on all replicas; 0 is unlimited"""
+    """maximum number of requests of an owner per minute on all replicas; proxied ones count with auth.api_keys; 0: unlimited"""
     streams: int = Field(0, ge=0)
     """maximum number of open streams of an owner; 0 is unlimited"""
     background: int = Field(0, ge=0)
     """maximum number of unfinished background responses of an owner; 0 is unlimited"""
+    connections_per_address: int = Field(0, ge=0)
+    """maximum number of connections of a client's address to this process; 0 is unlimited, as needed behind a proxy"""
     stored_bytes: Size = Field(0, ge=0)
-    """maximum size of an owner's stored responses and conversations; 0 is unlimited"""
+    """maximum size of an owner's stored responses, conversations, files and vector stores; 0 is unlimited"""
     max_request_bytes: Size = Field(32 * 1024**2, gt=0)
     """maximum size of a request body and of a stored response; a history may be twice as large, and take 16 times the memory"""
     memory_bytes: Size = Field(
@@ -357,3 +363,20 @@ class LimitSettings(Group):
         "yet read; WebSocket messages being received; unstored WebSocket responses (a quarter per owner); vectors of the "
         "semantic cache",
     )
+
+
+class UISettings(Group):
+    """The inspector: the index of recent responses, and its pages on the admin port."""
+
+    mode: Literal["off", "metadata", "content"] = "off"
+    """what the inspector shows of recent responses: nothing, facts such as status, tokens and errors, or also their content"""
+    responses: int = Field(20_000, ge=100, le=1_000_000)
+    """number of recent responses in the index, each with about 500 bytes in Redis; none are added if the mode is off"""
+    token: Annotated[SecretStr, Field(min_length=16)] | None = None
+    """token for the inspector's pages and JSON; required if the admin port is not bound to a loopback address"""
+    actions: bool = False
+    """let users of the pages cancel and delete responses, send requests as any caller, and empty the cache"""
+    captures: int = Field(100, ge=0, le=10_000)
+    """number of failed or captured responses whose requests to the upstream, and its answers, are kept for up to a day"""
+    trace_url: TraceURL | None = None
+    """URL of a trace in your tracing system, with `{trace_id}` in place of its id (unset: the inspector links to no traces)"""

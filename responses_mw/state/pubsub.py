@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
+from ..backoff import Backoff
 from .client import Client, raise_lost_cancellation
 from .errors import StateUnavailable
 
@@ -85,7 +86,7 @@ class _Subscriber:
         self._client = client
         self._node = node
         self._channels: set[bytes] = set()
-        self._pause = MIN_PAUSE
+        self._backoff = Backoff(MIN_PAUSE, MAX_PAUSE)
         # Channels to subscribe to (True) or to unsubscribe from (False).
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
@@ -114,8 +115,7 @@ class _Subscriber:
                 logger.debug("subscriptions are interrupted: %r", error)
             await raise_lost_cancellation()
             self._changes = asyncio.Queue()  # the next connection begins with all channels
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, MAX_PAUSE)
+            await self._backoff.wait()
         self._pubsub.discard(self._node)
 
     async def _hand_over(self) -> None:
@@ -133,7 +133,7 @@ class _Subscriber:
         async with aclosing(self._client.subscriber(self._node)) as redis, redis.pubsub() as connection:
             async with asyncio.timeout(ANSWER):
                 await connection.connect()
-            self._pause = MIN_PAUSE
+            self._backoff.reset()
             self._changes = asyncio.Queue()
             for channel in self._channels:
                 self._changes.put_nowait((channel, True))

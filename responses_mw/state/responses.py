@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -11,10 +12,12 @@ import orjson
 from ..errors import BadRequest
 from ..ids import RANDOM_LENGTH, random_part
 from ..lua import Script, load
-from ..threads import by_size
+from ..protocol.types import Item
+from ..tasks import by_size
 from .client import Args, Call, Client
 from .conversations import Conversations
-from .errors import Deleted, Fenced, Missing, OverBound, check_answer
+from .errors import Deleted, Fenced, Missing, OverBound, Reply, check_answer
+from .models import Batch, Chain, Page, Pointer, StateOptions, Stored, StoredTurn, page
 from .schema import (
     Address,
     MemoryBudget,
@@ -32,7 +35,7 @@ from .schema import (
     unpack_items,
     unpack_turns,
 )
-from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, StoredTurn, page
+from .temporary import Vault, is_temporary
 from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,7 @@ BASE = "0" * RANDOM_LENGTH
 
 CALLS_AT_ONCE = 8  # maximum number of responses whose items are read in one round trip
 
-_COMMIT, _GET, _DELETE, _RESOLVE = load("state", "commit", "get", "delete", "resolve")
+_COMMIT, _GET, _DELETE, _RESOLVE, _END = load("state", "commit", "get", "delete", "resolve", "temporary_end")
 
 
 class Responses:
@@ -56,8 +59,11 @@ class Responses:
     response. Methods that read a history raise OverBound if the history takes too much memory.
     """
 
-    def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
+    def __init__(
+        self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions, vault: Vault
+    ) -> None:
         self._client = client
+        self._vault = vault
         self._conversations = conversations
         self._writer = writer
         self._options = options
@@ -70,6 +76,8 @@ class Responses:
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
+        if "temporary" in fields:
+            raise Missing("Response", response_id)
         status = fields["status"].decode()
         if status not in CHAINABLE:
             message = f"Response with id '{response_id}' has status '{status}' and cannot be continued."
@@ -91,6 +99,8 @@ class Responses:
             raise Missing("Response", response_id)
         version, status, document, turn, job, lost = reply
         check_version(version)
+        opened = partial(self._vault.open, response_id)
+        document, turn, job = opened(document), turn and opened(turn), job and opened(job)
         with reading("response"):
             head = await by_size(json_size(document), unpack, document)
             if job is not None:  # the response has not ended
@@ -122,7 +132,7 @@ class Responses:
             chain = await self._history(address, response_id, owner, fields, conversation_required=False)
             given = chain.items[: len(chain.items) - len(chain.turns[-1].output)]
         else:
-            given = await self._given_so_far(response_id, owner)
+            given = await self._read_given(response_id, owner)
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
@@ -146,16 +156,16 @@ class Responses:
             ]
             replies = await self._client.scripts(_RESOLVE, asked)
             for (address, ids), reply in zip(some, replies, strict=True):
-                size = 0 if reply == b"bound" else _size(reply)
+                size = 0 if reply == Reply.BOUND else _size(reply)
                 left -= size
-                if reply == b"bound" or left < 0:
+                if reply == Reply.BOUND or left < 0:
                     raise OverBound(f"The responses with the referenced items have more than {max_bytes} bytes.", param="input")
                 found |= await by_size(size, _items, address, ids, reply, budget)
         return {item_id: found[item_id] for item_id in wanted}
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """Return the fields of the record that are needed to read the history. Missing fields are left out."""
-        names = ("v", "owner", "status", "segment", "length", "path", "seen")
+        names = ("v", "owner", "status", "segment", "length", "path", "seen", "temporary")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         if fields.get("owner") != owner.encode():
@@ -163,7 +173,7 @@ class Responses:
         check_version(fields["v"])
         return fields
 
-    async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
+    async def _read_given(self, response_id: str, owner: str) -> list[Item]:
         """Return the history and input of a response that has not ended, or only the input if the history was deleted."""
         stored = await self.get(response_id, owner)
         try:
@@ -176,14 +186,9 @@ class Responses:
         self, address: Address, response_id: str, owner: str, fields: dict[str, bytes], *, conversation_required: bool = True
     ) -> Chain:
         """Return the history, including the response. Raises Missing if a turn or the required conversation was deleted."""
-        seen: list[Item] = []
-        if "seen" in fields:  # the conversation's items that preceded the response
-            with reading("response"):
-                last = int(fields["seen"])
-            found = await self._conversations.until(address.tag, owner, last)
-            if found is None and conversation_required:
-                raise Missing("Response", response_id)
-            seen = found or []
+        seen = await self._read_seen(address, owner, fields)
+        if seen is None and conversation_required:
+            raise Missing("Response", response_id)
         with reading("response"):
             parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._turns(address, parent)
@@ -194,8 +199,16 @@ class Responses:
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
         # A conversation can change, but a chain must not. So a response that continues this one gets a copy of `seen`.
-        base = StoredTurn(BASE, seen, [], len(orjson.dumps(seen)))
-        return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
+        base = StoredTurn(BASE, seen or [], [], len(orjson.dumps(seen or [])))
+        return Chain(address.tag, base.input + items, None, [base, *turns], size + base.size)
+
+    async def _read_seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
+        """Return the conversation's items that preceded the response, or None if the conversation was deleted."""
+        if "seen" not in fields:
+            return []
+        with reading("response"):
+            last = int(fields["seen"])
+        return await self._conversations.until(address.tag, owner, last)
 
     async def _turns(self, address: Address, pointer: Pointer) -> list[StoredTurn]:
         """Return all turns up to `pointer`, or an empty list if a turn was deleted or lost.
@@ -243,6 +256,9 @@ class Responses:
             self._check_bounds(chain, len(head) + len(text), len(text), len(made))
         turn = address.random.encode() + await by_size(len(text), pack, text)
         blobs = [await by_size(len(head), pack, head), turn]
+        if last is not None and is_temporary(document):
+            await self._end(document, blobs, owner, token, last)
+            return
         facts = self._facts(address, document["status"], owner, token)
         undo: tuple[Script, Args] | None = None
         if last is None:
@@ -254,12 +270,17 @@ class Responses:
         keys, size = [address.record, address.tombstone], len(head) + len(text) if last is None else None
         name = f"r{address.random}"
         write = Write(_COMMIT, address, keys, blobs, owner, name, size, ttl=self._ttl, is_admitted=True, undo=undo)
-        answer = await self._place(write, facts, chain, made, len(text))
-        if answer == b"deleted":
-            raise Deleted("Response", document["id"])
-        if answer == b"fenced":
-            raise Fenced(document["id"])
-        check_answer(answer, "Response", document["id"])
+        _check_verdict(await self._place(write, facts, chain, made, len(text)), document["id"])
+
+    async def _end(self, document: dict[str, Any], blobs: Sequence[bytes], owner: str, token: str, last: Batch) -> None:
+        """End a temporary response. `blobs` are its document and its turn. Raises the errors of `commit`."""
+        response_id = document["id"]
+        address = response_address(response_id)
+        head, turn, events = (self._vault.seal(response_id, value) for value in (*blobs, last.data))
+        args: Args = [token, document["status"], head, turn, last.first, last.last, events]
+        keys = [address.record, address.tombstone]
+        write = Write(_END, address, keys, args, owner, f"r{address.random}", None, is_admitted=True)
+        _check_verdict(await self._writer.write(write), response_id)
 
     def _facts(self, address: Address, status: str, owner: str, token: str) -> dict[str, Any]:
         return {
@@ -290,7 +311,7 @@ class Responses:
 
         if (parent := chain.parent) is not None:
             answer = await commit({"parent": {**parent._asdict(), "length": str(parent.length)}})
-            if answer != b"reroot":
+            if answer != Reply.REROOT:
                 return answer
         if chain.conversation is not None:  # the conversation stores the items too
             blobs = await by_size(turn_bytes, item_blobs, items, map(orjson.dumps, items))
@@ -309,6 +330,14 @@ class Responses:
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)
         check_answer(answer, "Response", response_id)
         await self._writer.quota.settle(owner, address.tag, report)
+
+
+def _check_verdict(verdict: bytes, response_id: str) -> None:
+    if verdict == Reply.DELETED:
+        raise Deleted("Response", response_id)
+    if verdict == Reply.FENCED:
+        raise Fenced(response_id)
+    check_answer(verdict, "Response", response_id)
 
 
 def _size(reply: Sequence[bytes | None]) -> int:

@@ -1,4 +1,4 @@
-"""Define the names of keys (see docs/architecture.md), and encode and decode values.
+"""Define the names of keys (see docs/inside/architecture.md), and encode and decode values.
 
 Documents, jobs, items and turns are stored as JSON:
 
@@ -21,10 +21,11 @@ import orjson
 import zstandard
 
 from ..ids import RANDOM_LENGTH, TAG_LENGTH
-from ..protocol.request.checks import memory_bound
-from ..threads import MAX_INLINE_BYTES
+from ..protocol.json_limits import memory_bound
+from ..protocol.types import Item
+from ..tasks import MAX_INLINE_BYTES
 from .errors import Damaged, Missing, NewerRecord, OverBound
-from .values import Item, StoredTurn
+from .models import StoredTurn
 
 VERSION = 1
 """Version of the records that this release writes. Changes within a version are additive. Higher versions are refused."""
@@ -66,6 +67,10 @@ class Address:
         return f"rmw:{{{self.tag}}}:k:{self.random}"
 
     @property
+    def capture(self) -> str:
+        return f"rmw:{{{self.tag}}}:t:{self.random}"
+
+    @property
     def events(self) -> str:
         return f"rmw:{{{self.tag}}}:ev:{self.random}"
 
@@ -104,7 +109,23 @@ def conversation_key(tag: str) -> str:
 
 QUEUE = "rmw:{q2}:ready"
 """Key of the queue of background responses. The scripts derive the queue's other keys. `2` is the version of the queue."""
-QUEUE_EVENTS = "rmw:{q2}:ev"
+INGESTION_QUEUE = "rmw:{qf1}:ready"
+"""Key of the queue of files to ingest, which has the same form."""
+OLD_QUEUES = tuple(f"rmw:{{q1p{number}}}:ready" for number in range(8))
+"""Keys of the queues of older releases."""
+
+RECENT_SHARDS = 4
+"""Number of streams that the summaries of responses are distributed over."""
+CAPTURE_LIST = "rmw:{captures}:keys"
+REPLICAS = "rmw:{replicas}:beats"
+
+
+def recent_key(shard: int) -> str:
+    return f"rmw:{{recent{shard}}}:summaries"
+
+
+def ended_session_key(session_id: str) -> str:
+    return f"rmw:{{ui}}:ended:{session_id}"
 
 
 def stop_channel(worker: str) -> str:
@@ -116,7 +137,13 @@ _KINDS = (
     (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:e:"), "event log"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
-    (re.compile(r"rmw:\{q\d+\}:"), "queue"),
+    (re.compile(r"rmw:\{qf?\d+\}:"), "queue"),
+    (re.compile(r"rmw:\{f[^}]+\}:(files|d:)"), "file"),
+    (re.compile(r"rmw:\{f[^}]+\}:(vs|of:)"), "vector store"),
+    (re.compile(r"rmw:\{v[a-z0-9]+\}:(b:|c:|ib|i\d)"), "content of a vector store"),
+    (re.compile(r"rmw:\{recent\d+\}:"), "list of recent responses"),
+    (re.compile(r"rmw:\{replicas\}:"), "list of replicas"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:t:|rmw:\{captures\}"), "capture"),
     (re.compile(r"rmw:\{[lb][^}]+\}:(rate|streams|background|expires|sizes)$"), "account of an owner"),
 )
 
@@ -268,3 +295,7 @@ def unpack_turns(turns: Sequence[bytes], budget: MemoryBudget) -> list[StoredTur
             StoredTurn(turn_random(turn), value["input"], value["output"], len(text))
             for turn, text, value in zip(turns, texts, budget.checked(values, texts), strict=True)
         ]
+
+
+def milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

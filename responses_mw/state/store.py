@@ -15,14 +15,30 @@ from redis.exceptions import ResponseError
 from ..lua import load
 from ..telemetry.context import WarningLimit
 from ..telemetry.metrics import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
+from .ability import Ability
+from .approvals import Approvals
+from .blocks import Blocks
+from .captures import Captures
+from .chunk_index import ChunkIndex
 from .client import Client
 from .conversations import Conversations
+from .ended_sessions import EndedSessions
 from .errors import StateUnavailable
-from .jobs import Jobs, Queue
+from .files import Files
+from .jobs import Jobs
+from .models import StateOptions
 from .pubsub import PubSub
+from .queue import IngestionQueue, ResponseQueue
+from .recent import Recent
+from .recent_window import RecentWindow
+from .refusals import parsed
+from .replicas import Replicas
 from .responses import Responses
+from .store_erasures import Erasures
+from .store_files import StoreFiles
+from .temporary import Vault
 from .usage import Ledger, Usage
-from .values import StateOptions
+from .vector_stores import StoreRecords
 from .writes import Writer
 
 logger = logging.getLogger(__name__)
@@ -68,12 +84,27 @@ class State:
         self.writer = Writer(client, options)
         self.quota = self.writer.quota
         self.conversations = Conversations(client, self.writer, options)
-        self.responses = Responses(client, self.conversations, self.writer, options)
-        self.jobs = Jobs(client, self.writer, options)
+        self.vault = Vault()
+        self.responses = Responses(client, self.conversations, self.writer, options, self.vault)
+        self.jobs = Jobs(client, self.writer, options, self.vault)
         self.usage = Usage(client)
         self.ledger = Ledger(client)
-        self.queue = Queue(client, self.usage)
+        self.queue = ResponseQueue(client, self.usage)
+        self.ingestion_queue = IngestionQueue(client)
         self.wakeups = PubSub(client)
+        self.recent = Recent(client)
+        self.recent_window = RecentWindow(self.recent)
+        self.captures = Captures(client)
+        self.ended_sessions = EndedSessions(client)
+        self.replicas = Replicas(client)
+        self.ability = Ability(client)
+        self.approvals = Approvals(client, options)
+        self.files = Files(client, self.writer)
+        self.vector_stores = StoreRecords(client, self.writer)
+        self.chunk_index = ChunkIndex(client)
+        self.store_blocks = Blocks(client, self.chunk_index)
+        self.store_erasures = Erasures(client, self.store_blocks)
+        self.store_files = StoreFiles(client, self.writer, self.store_blocks, self.store_erasures)
         self._memory_checked_at, self._memory_fault = float("-inf"), ""
         self._memory_warnings = WarningLimit()
         self._last_health: Health | None = None
@@ -147,7 +178,7 @@ async def _info(client: Client) -> list[dict[str, Any]]:
         nodes = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
         return [nodes] if "redis_version" in nodes else list(nodes.values())  # with one primary, redis-py returns its INFO
     except StateUnavailable as error:
-        if isinstance(error.__cause__, ResponseError):
+        if isinstance(error.__cause__, ResponseError) and parsed(str(error.__cause__)):
             return [{}]
         raise
 

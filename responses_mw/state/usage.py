@@ -1,8 +1,8 @@
 """Count each owner's usage across all replicas: request rate, open streams, background responses and daily totals.
 
 Each process counts daily usage in memory, and adds its counts to Redis every `INTERVAL` seconds and when the process stops. A
-killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners are counted separately, and all
-further owners are counted together.
+killed process loses the counts that it has not added. Each day, at most `MAX_OWNERS` owners and at most `MAX_MODELS` models of
+each owner are counted separately, and all further ones are counted together.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 
 from ..ids import random_part
 from ..lua import load
+from ..tasks import in_background
 from ..telemetry.context import WarningLimit
-from ..telemetry.metrics import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
-from ..threads import in_background
+from ..telemetry.metrics import MAX_MODELS, MAX_OWNERS, MAX_ROWS, OTHERS, USAGE, ModelUsage, OwnerUsage
 from .client import Call, Client, Value
 from .errors import Damaged, StateUnavailable
 
@@ -29,7 +29,7 @@ Kind: TypeAlias = Literal["streams", "background"]
 
 DAYS = 35  # lifetime of daily usage
 INTERVAL = 10.0
-BATCH = 500  # maximum number of owners in one script call, which blocks Redis for a few milliseconds
+BATCH = 500  # number of models of owners in one script call, which blocks Redis for a few milliseconds
 
 _RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_renew", "usage_add")
 
@@ -106,7 +106,7 @@ class Ledger:
                 await self.flush()
             except StateUnavailable as error:  # the next flush repeats the batch
                 level = logging.WARNING if warnings.is_due() else logging.DEBUG
-                logger.log(level, "usage will be recorded later: %s", error.message)
+                logger.log(level, "cannot record usage, will retry: %s", error.message)
 
     async def flush(self) -> None:
         """Add all usage that has not been stored yet to the daily totals in Redis.
@@ -120,24 +120,44 @@ class Ledger:
             await self._add()
 
     async def _add(self) -> None:
-        keys = [_day_key(datetime.now(UTC).date()), f"rmw:{{usage}}:batch:{self._token}"]
+        totals, by_model = _day_keys(datetime.now(UTC).date())
+        limits: list[Value] = [MAX_OWNERS, OTHERS, DAYS * 24 * 3600, MAX_MODELS, 2 * MAX_ROWS]
         rows: list[Value] = []
         for owner, used in self._batch.items():
-            rows += (owner, *astuple(used))
-        await self._client.script(_ADD, keys, [MAX_OWNERS, OTHERS, DAYS * 24 * 3600, *rows])
+            for model, counts in used.models.items():
+                rows += (owner, model, *astuple(counts))
+        await self._client.script(_ADD, [totals, f"rmw:{{usage}}:batch:{self._token}", by_model], [*limits, *rows])
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
         """Return each owner's usage on `day` (UTC). Raises StateUnavailable if Redis fails, or Damaged for invalid data."""
-        stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
+        stored, rows = await self._client.pipeline([("HGETALL", key) for key in _day_keys(day)])
         try:
-            return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}
+            owners = {owner.decode(): _owner_usage(sums) for owner, sums in stored.items()}
+            for name, sums in rows.items():
+                owner, _, model = name.decode().partition(" ")
+                if model and owner in owners:
+                    _add_model(owners[owner], model, sums)
         except (ValueError, TypeError):
             raise Damaged("usage") from None
+        return owners
 
 
-def _day_key(day: date) -> str:
-    return f"rmw:{{usage}}:{day.isoformat()}"
+def _owner_usage(sums: bytes) -> OwnerUsage:
+    responses, given, cached, output = map(int, sums.split())
+    return OwnerUsage(responses, given, cached, output)
+
+
+def _add_model(used: OwnerUsage, model: str, sums: bytes) -> None:
+    counts = ModelUsage(*map(int, sums.split()[:5]))  # a newer version may have added further numbers
+    used.models[model] = counts
+    used.requests_without_usage += counts.requests_without_usage
+
+
+def _day_keys(day: date) -> tuple[str, str]:
+    """Return the keys of the counters by owner, and by owner and model."""
+    key = f"rmw:{{usage}}:{day.isoformat()}"
+    return key, f"{key}:models"
 
 
 def _key(owner: str, what: str) -> str:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, NoReturn
 
+from ..backoff import Backoff
 from ..lua import Script, load
+from ..protocol.types import Item
+from ..tasks import background_task
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
-from ..threads import background_task
 from .client import Args, Client, Value
 from .errors import Damaged, OverQuota, StateUnavailable
+from .models import StateOptions
 from .schema import Address
-from .values import Item, StateOptions
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ UNDONE_SECONDS = 3600  # maximum seconds that an abandoned write may take to rea
 MAX_PENDING = 10_000
 """Maximum number of writes that wait to be undone. A further write replaces the oldest one."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
-FORGOTTEN_AFTER = 60.0  # seconds after which the last failure of a write shortens no other write's retries
+FORGOTTEN_AFTER = 60.0  # seconds after which a failed write no longer shortens the retries of other writes
 
 
 class Quota:
@@ -54,7 +57,7 @@ class Quota:
     async def check(self, owner: str, size: int) -> None:
         """Check that the quota allows a request of `size` bytes and a minimal response. Raises OverQuota if it does not."""
         if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
-            raise self._exceeded()
+            self._refuse()
 
     async def reserve(self, write: Write) -> None:
         """Reserve `write.size` bytes and overhead, or nothing if it is None. Raises OverQuota if they do not fit the quota."""
@@ -62,6 +65,18 @@ class Quota:
             maximum = self._final_maximum if write.is_admitted else self._maximum
             entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]
             await self._charge(write.owner, entry, maximum=maximum)
+
+    @asynccontextmanager
+    async def hold(self, owner: str, name: str, size: int) -> AsyncIterator[None]:
+        """Reserve `size` bytes during the `with` block, so that other writes cannot use them. Raises OverQuota."""
+        if not self.is_set:
+            yield
+            return
+        await self._charge(owner, [name, size, UNSETTLED], maximum=self._maximum)
+        try:
+            yield
+        finally:
+            await self._charge(owner, [name, 0, 0])
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int], name: str = "") -> None:
         """Update the owner's account from a script's report (lua/lib.lua). `tag` is prepended to the names in the report.
@@ -100,12 +115,12 @@ class Quota:
             logger.debug("the account of an owner is unavailable: %s", error.message)
             return 0
         if not fits:
-            raise self._exceeded()
+            self._refuse()
         return int(used)
 
-    def _exceeded(self) -> OverQuota:
+    def _refuse(self) -> NoReturn:
         LIMITS_REFUSED.add(1, {"limit": "storage"})
-        return OverQuota(self._maximum)
+        raise OverQuota(self._maximum)
 
 
 class Write(NamedTuple):
@@ -167,24 +182,25 @@ class Writer:
 
     async def _run_persistently(self, write: Write) -> Any:
         """Run the script. Retry temporary failures until writes, or all commands, have failed for `patience` seconds."""
-        began, pause = time.monotonic(), 0.02
+        began, backoff = time.monotonic(), Backoff(0.02, 0.5)
         while True:
             try:
                 reply = await self._client.script(write.script, write.keys, write.args)
             except StateUnavailable as error:
-                if not error.passing:
-                    raise
-                # A read that succeeds resets `away_for`. A write to another node resets `_failing_since`, but not `began`.
-                now = time.monotonic()
-                since = self._failing_since if now - self._last_failure < FORGOTTEN_AFTER else None
-                self._failing_since, self._last_failure = min(began, since or began), now
-                if max(self._client.away_for, now - self._failing_since) >= self._patience:
+                if not error.passing or self._record_failure(began) >= self._patience:
                     raise
             else:
                 self._failing_since = None
                 return reply
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.5)
+            await backoff.wait()
+
+    def _record_failure(self, began: float) -> float:
+        """Record the failure of a write that began at `began`. Return for how many seconds writes have failed."""
+        # A read that succeeds resets `away_for`. A write to another node resets `_failing_since`, but not `began`.
+        now = time.monotonic()
+        since = self._failing_since if now - self._last_failure < FORGOTTEN_AFTER else None
+        self._failing_since, self._last_failure = min(began, since or began), now
+        return max(self._client.away_for, now - self._failing_since)
 
     def undo(self, write: Write) -> None:
         """Undo a write as soon as Redis answers. `write.undo` must not be None."""
@@ -202,7 +218,7 @@ class Writer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _undo_all(self) -> None:
-        pause = MIN_PAUSE
+        backoff = Backoff(MIN_PAUSE, MAX_PAUSE)
         while self._pending:
             address = next(iter(self._pending))
             write = self._pending.pop(address)
@@ -212,14 +228,13 @@ class Writer:
                 _, *report = await self._client.script(script, write.keys, args)
                 self._failing_since = None
                 await self.quota.settle(write.owner, address.tag, report, write.name)
-                pause = MIN_PAUSE
+                backoff.reset()
             except Damaged:
                 continue  # the client has logged the damage
             except StateUnavailable as error:
                 logger.debug("a write cannot be undone now: %s", error.message)
                 self._pending.setdefault(address, write)  # at the end, in case only this write fails
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, MAX_PAUSE)
+                await backoff.wait()
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:

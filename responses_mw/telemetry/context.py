@@ -10,21 +10,29 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from opentelemetry.trace import get_current_span
 
-from ..errors import APIError, UpstreamError
+from ..errors import APIError, UpstreamError, cause_of_code
+from ..settings.upstreams import DEFAULT, with_path_of
+from .captures import CAPTURES, Capture
 from .conventions import GenAI, Own
-from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS, USAGE
+from .failure import NO_FAILURE, Failure
+from .metrics import CONTINUATION_PAUSE, CONTINUATIONS
+from .phases import Phases
 
 logger = logging.getLogger("responses_mw.runs")
 
 T = TypeVar("T")
+
+ResponseKind: TypeAlias = Literal["json", "stream", "websocket", "background"]
+CacheResult: TypeAlias = Literal["exact", "semantic", "miss"]
+_Status: TypeAlias = Literal["completed", "incomplete", "failed", "cancelled"]
+Outcome: TypeAlias = _Status | Literal["refused", "interrupted", "queued", "repeated", "requeued", "retried", "lost"]
 
 WARNING_INTERVAL = 60.0  # minimum number of seconds between two warnings about the same fault
 
@@ -33,31 +41,8 @@ _FAULTS = frozenset({"failed", "interrupted"})
 # Minimum length of an owner that is treated as a hash, and the number of characters of the hash that are logged.
 _HASH_LENGTH, _SHORT = 16, 8
 # Maximum length in logs of text chosen by a client or by the upstream, and of an error's message.
-_MAX_TEXT, _MAX_MESSAGE = 128, 500
+_MAX_TEXT, MAX_MESSAGE = 128, 500
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The reason why a run failed or a request was refused. All fields are empty if neither happened."""
-
-    code: str = ""  # the error's code in the API, or its type if it has no code
-    kind: str = ""
-    """The upstream's status or, without one, the name of the error's class. Used as `error.type` (see `error_type`)."""
-    upstream_status: int | None = None
-    message: str = ""  # the error's message, which may quote the request
-
-    @classmethod
-    def of(cls, error: Exception, code: str | None = None) -> Failure:
-        if not isinstance(error, APIError):
-            return cls(code or APIError.type, kind_of_error(error))
-        return cls(code or error.code or error.type, kind_of_error(error), error.upstream_status, error.message)
-
-
-def kind_of_error(error: Exception) -> str:
-    """Return the value of `error.type`: the status that the upstream sent. Without one, return the error's class name."""
-    status = error.upstream_status if isinstance(error, APIError) else None
-    return str(status) if status is not None else type(error).__name__.lstrip("_")
 
 
 @dataclass(slots=True)
@@ -67,24 +52,46 @@ class RequestContext:
     method: str = ""  # HTTP method, or "" for WebSocket messages and jobs
     route: str = ""  # template of the path, or type of the WebSocket message
     request_id: str = ""
+    status: int = 0  # HTTP status of the response. 0 until it starts
+    sends_events: bool = False  # whether the HTTP response is a stream of events. Known, like `status`, when it starts
+    client: str = ""  # address of the client
+    user_agent: str = ""
+    upstream_request: str = ""  # the request id that was last sent to the upstream for a turn
+    upstream: str = ""  # name of the upstream that the run's turns go to
+    answered_by: str = ""
+    """Name of the upstream that last answered a turn. Set when the answer begins: see `first_token` for the time."""
+    endpoint: str = ""  # URL of the endpoint that this request was sent to
     owner: str = ""  # the caller's owner id (see `auth`)
     key: str = ""  # name of the caller's API key
     response_id: str = ""
     conversation: str = ""
     previous_response: str = ""
     model: str = ""
-    streams: bool | None = None  # whether the client requested a stream. None if none is created or compacted
+    streams: bool | None = None
+    """Whether the client requested a stream. None if no response is created or compacted, for example for repeated creates.
+
+    See `sends_events` for the response: a refused stream is JSON, and a repeated one is a stream.
+    """
     stores: bool = False  # whether the response is stored. If not, its text must not be logged or added to spans
-    cache: str = ""  # the result of the cache lookup: `exact`, `semantic` or `miss`
+    cache: CacheResult | Literal[""] = ""
     cache_reason: str = ""
     cache_status: str = ""  # value of the response header `X-Responses-Cache`
-    outcome: str = ""
-    """The final status of the response, or another value that docs/observability.md lists, such as `refused` for a 4xx."""
-    failure: Failure = Failure()
+    outcome: Outcome | Literal[""] = ""
+    """The final status of the response, or another value of docs/operation/observability.md, such as `refused` for a 4xx."""
+    failure: Failure = NO_FAILURE
     turns: int | None = None
+    """Number of turns begun, also of failed ones. 0 for a cache hit. Set with `outcome` and `usage` when the run ends or fails.
+
+    A JSON response is sent after that, a stream's headers before. All three stay unset if no run begins, for example for
+    repeated creates. A background create has no run either: its run belongs to the context of the job.
+    """
     continuations: int = 0  # how often the run was continued after its worker or its connection to the upstream was lost
-    tool_calls: int = 0
-    tool_errors: int = 0
+    tool_calls: int = 0  # number of calls of server-side tools so far
+    tool_errors: int = 0  # number of those calls that have failed
+    is_captured: bool = False  # whether the request asked for a capture (see `captures`)
+    capture: Capture | None = None  # what is captured of the turns; None if captures are off, or the response is not stored
+    phases: Phases = field(default_factory=Phases)
+    tool_kinds: set[str] = field(default_factory=set)  # the kinds of the tools that were called
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
     """Seconds from `started` until the first chunk (Chat Completions) or event (Responses) of the upstream's answer arrived.
@@ -119,6 +126,17 @@ class RequestContext:
             return str(status)
         return self.failure.kind if self.outcome in _FAULTS and status < 400 else ""
 
+    @property
+    def cause_of_failure(self) -> str:
+        """The label `cause` of a failed response, or "" if the response has not failed."""
+        return self.failure.cause if self.outcome == "failed" else ""
+
+    def cause_of_error(self, status: int) -> str:
+        """Return the label `cause` of an HTTP response with this `status`, or "" for a success."""
+        if status < 400 and self.outcome not in _FAULTS:
+            return ""
+        return self.failure.cause or ("client" if 400 <= status < 500 else "server")
+
     def span_attributes(self) -> dict[str, str | bool]:
         return present(
             {
@@ -129,6 +147,12 @@ class RequestContext:
                 GenAI.PREVIOUS_RESPONSE_ID: self.previous_response,
                 Own.CACHE_RESULT: self.cache,
                 Own.OUTCOME: self.outcome,
+                Own.CAUSE: self.failure.cause,
+                Own.OWNER: self.owner,
+                Own.KEY: self.key,
+                Own.REQUEST_ID: self.request_id,
+                Own.UPSTREAM_REQUEST_ID: self.upstream_request,
+                Own.UPSTREAM: self.upstream,
             }
         )
 
@@ -140,6 +164,7 @@ class RequestContext:
             "error_code": self.failure.code[:_MAX_TEXT],
             "error_type": self.failure.kind,
             "upstream_status": self.failure.upstream_status,
+            "cause": self.failure.cause,
             "model": self.model[:_MAX_TEXT],
             "stream": self.streams,
             "turns": self.turns,
@@ -156,9 +181,14 @@ class RequestContext:
             "stored": False if self.unstored else self.stored,
             "unstored": self.unstored,
             "request": self.request_id,
+            "upstream_request": self.upstream_request,
+            "upstream": self.upstream,
+            "endpoint": self.endpoint,
             "response": self.response_id,
             "key": self.key,
             "owner": self.owner[:_SHORT] if len(self.owner) >= _HASH_LENGTH else self.owner,
+            "client": self.client,
+            "user_agent": self.user_agent[:_MAX_TEXT],
             "left": self.has_left or None,
             "trace_id": self.trace_id,
         }
@@ -177,17 +207,28 @@ def current_request() -> RequestContext | None:
     return _CURRENT.get()
 
 
-@contextmanager
-def activated(request: RequestContext) -> Iterator[None]:
-    """Make `request` the current request in the `with` block and in tasks created there."""
-    token = _CURRENT.set(request)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+class ActiveRequest:
+    """A context manager that makes `request` the current request in the `with` block and in tasks created there."""
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: RequestContext) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT.set(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
 
 
-def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
+def annotate(
+    *,
+    error: Exception | None = None,
+    outcome: Outcome | None = None,
+    response: Mapping[str, Any] | None = None,
+    **facts: str | bool | Failure,
+) -> None:
     """Record facts about the current request. If there is none, do nothing.
 
     `error` is the exception that the request failed with. `response` is the response that the request creates or retrieves.
@@ -198,6 +239,8 @@ def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | No
         return
     if error is not None:
         request.fail(error)
+    if outcome is not None:
+        request.outcome = outcome
     for name, fact in facts.items():
         setattr(request, name, fact)
     if response is not None:
@@ -220,9 +263,11 @@ def begin_run(document: Mapping[str, Any], *, streams: bool | None) -> None:
         request.response_id = ""
     request.model, request.streams = str(document["model"]), streams
     request.previous_response = document.get("previous_response_id") or ""
+    if CAPTURES.is_on and request.stores:
+        request.capture = Capture(request.is_captured)
 
 
-def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
+def end_run(document: Mapping[str, Any], *, turns: int, error: Exception | None = None) -> None:
     """Record the outcome and the usage of the current request's run. A later call replaces the data of an earlier call.
 
     `error` is the exception that the run failed with, if known. Do nothing for internal runs, which have other documents.
@@ -231,15 +276,20 @@ def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, 
     if request is None or document["id"] != request.response_id:
         return
     request.outcome = document["status"] if document["status"] in _ENDS else "cancelled"
-    request.turns, request.continuations, request.usage = turns, continuations, document.get("usage") or {}
+    request.turns, request.usage = turns, document.get("usage") or {}
     fault = document.get("error") if request.outcome == "failed" else None
     if fault and error is not None:
         request.failure = Failure.of(error, fault["code"])
     elif fault:  # the upstream sent the code, which may be any text and must not become a label
-        request.failure = Failure(fault["code"], UpstreamError.__name__)
+        request.failure = Failure(fault["code"], UpstreamError.__name__, cause=cause_of_code(fault["code"]))
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------------
+
+
+def level_of(cause: str) -> int:
+    """Return the level at which to log an error with this cause. Nobody should be alerted to the errors of clients."""
+    return logging.INFO if cause == "client" else logging.WARNING
 
 
 class WarningLimit:
@@ -273,46 +323,42 @@ def log_facts(
     to.log(level, "%s", " ".join(words), extra={"facts": {**named, **facts}, "subject": subject})
 
 
-def count_response(request: RequestContext, kind: str) -> None:
-    """Count the response of `request`, if it has ended, in the metrics and in its owner's usage.
-
-    A failed or cancelled response without tokens is not added to the owner's usage. `kind` is how the response was
-    requested: `json`, `stream`, `websocket`, or `background` for a job.
-    """
-    makes_response = request.streams is not None or kind == "background"
-    if not makes_response or request.outcome not in STATUSES:
-        return
-    RESPONSES.add(1, {"status": request.outcome, "kind": kind})
-    if request.unstored in UNSTORED_REASONS:
-        UNSTORED.add(1, {"reason": request.unstored})
-    if request.owner and (request.usage or request.outcome in ("completed", "incomplete")):
-        # A cached answer's tokens were counted when it was made. The owner of a refused or failed request may be forged.
-        USAGE.count(request.owner, {} if request.cache in ("exact", "semantic") else request.usage)
-
-
 def report_failure(request: RequestContext, **more: Any) -> None:
-    """If `request` failed, log a warning with its facts and `more`.
+    """If `request` failed, log its facts and `more`: as a warning, or at level `info` if the client caused the error.
 
-    The error's message is logged only at level `debug`, and only if the response is stored, because it may quote the request.
+    The warning contains the remedy, if it is known, and the error's message, at most `MAX_MESSAGE` characters, if the response
+    is stored. The message of an error that the client caused often quotes the request. It is logged only at level `debug`.
     """
     if request.outcome != "failed" or not request.failure.code:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
-    log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
-    if request.stores and request.failure.message:
-        logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, request.failure.message)
+    level, facts, message = level_of(request.failure.cause), {**request.facts(), **more}, request.failure.message
+    if level == logging.WARNING and request.failure.remedy:
+        facts["remedy"] = with_path_of(request.upstream or DEFAULT, request.failure.remedy)
+    if level == logging.WARNING and request.stores and message:
+        facts["error"] = message[:MAX_MESSAGE]
+    elif request.stores and message:
+        logger.debug("response %s failed because of: %.*r", request.response_id, MAX_MESSAGE, message)
+    log_facts(logger, subject, facts, level=level)
 
 
 def report_continuation(
-    response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
+    response_id: str,
+    *,
+    reason: Literal["broken", "timeout", "worker"],
+    phase: str,
+    tokens: int | None = None,
+    pause: float | None = None,
 ) -> None:
-    """Record in the metrics, the span and the log that an interrupted response was continued.
+    """Record in the metrics, the span, the log and the current request that an interrupted response was continued.
 
     `reason` is `broken`, `timeout`, or `worker` for a lost worker. `phase` is the last kind of output that the client had
     received. `tokens` is the number of tokens that were kept. `pause` is the time in seconds from the interruption until the
     new answer began. Both are None if they are unknown.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
+    if (request := _CURRENT.get()) is not None:
+        request.continuations += 1
     if pause is not None:
         CONTINUATION_PAUSE.record(pause, {})
     rounded = None if pause is None else round(pause, 3)
@@ -320,12 +366,3 @@ def report_continuation(
     attributes = {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
     get_current_span().add_event("responses_mw.continuation", attributes)
     log_facts(logger, f"response {response_id} continued", facts)
-
-
-def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
-    """Log and count a job that was finalized without its worker. If it failed, `code` and `kind` describe the error."""
-    failure = Failure(code, kind or code) if code else Failure()
-    request = RequestContext(owner=owner, response_id=response_id, outcome=outcome, failure=failure)
-    log_facts(logger, f"job {response_id} ended without its worker", request.facts())
-    report_failure(request)
-    count_response(request, "background")

@@ -13,6 +13,9 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 """URL of the generative AI schema, which is based on the schema of semantic conventions 1.44.0."""
 
 ERROR_TYPE = "error.type"
+CANCELLED = "cancelled"
+"""The value of `error.type` of a tool call that was cancelled, which is no failure of the tool."""
+EXCEPTION_EVENT, EXCEPTION_MESSAGE, EXCEPTION_TYPE = "gen_ai.client.operation.exception", "exception.message", "exception.type"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
 
 
@@ -72,6 +75,7 @@ class GenAIMetric:
 class HTTP:
     CLIENT_ADDRESS = "client.address"
     METHOD = "http.request.method"
+    USER_AGENT = "user_agent.original"
     PATH = "url.path"
     PROTOCOL_VERSION = "network.protocol.version"
     ROUTE = "http.route"
@@ -99,9 +103,18 @@ class Messaging:
 
 
 class Own:
+    ATTEMPT = "responses_mw.ingestion.attempt"
     CACHE_RESULT = "responses_mw.cache.result"
+    CAUSE = "responses_mw.cause"
+    CHUNKS = "responses_mw.ingestion.chunks"
+    KEY = "responses_mw.key"
     MCP_SERVER = "responses_mw.mcp.server"
     OUTCOME = "responses_mw.outcome"
+    OWNER = "responses_mw.owner"
+    REQUEST_ID = "responses_mw.request.id"
     RESPONSE_ID = "responses_mw.response.id"  # the id of the response that a turn or a tool call belongs to
     TOOL_KIND = "responses_mw.tool.kind"
     TOOL_SERVER = "responses_mw.tool.server"
+    UPSTREAM = "responses_mw.upstream.name"
+    VECTOR_STORE = "responses_mw.vector_store.id"
+    UPSTREAM_REQUEST_ID = "responses_mw.upstream.request.id"

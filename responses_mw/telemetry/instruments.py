@@ -73,12 +73,31 @@ class Instrument(Generic[Metric]):
             self._series[given] = created
         return created
 
+    def read(self, sample: str) -> dict[tuple[str, ...], float]:
+        """Return the values of this process by their labels. `sample` is `total` of a counter, or `count` or `sum`."""
+        names = [_prometheus_name(label) for label in self._labels]
+        return {
+            tuple(one.labels[name] for name in names): one.value
+            for family in self._metric.collect()
+            for one in family.samples
+            if one.name == f"{family.name}_{sample}"
+        }
+
 
 class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
     def add(self, amount: int = 1, attributes: Mapping[str, str | int] = {}) -> None:
         series, _ = self._series_of(attributes)
         if amount:
             series.inc(amount)
+
+    def series(self, attributes: Attributes) -> prometheus.Counter | prometheus.Gauge:
+        """Return the series with these `attributes`, so that adding to it often takes less time."""
+        return self._series_of(attributes)[0]
+
+    def forget(self, attributes: Attributes) -> None:
+        """Remove the series with these `attributes`. This is not possible if processes share their metrics."""
+        if self._series.pop(tuple(attributes.items()), None) is not None:
+            self._metric.remove(*[str(attributes.get(label, "")) for label in self._labels])
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
         """Yield the current sums. The SDK calls this method in its own thread."""
@@ -107,15 +126,16 @@ class UpDownCounter(_Sum):
 
 
 class Gauge(Instrument[prometheus.Gauge]):
-    """A measured value without labels. If several processes share metrics, the maximum of their values is exposed."""
+    """A measured value. If several processes share metrics, the maximum of their values is exposed."""
 
-    def __init__(self, name: str, unit: str, description: str) -> None:
-        super().__init__(prometheus.Gauge, name, unit, description, multiprocess_mode="livemax")
+    def __init__(self, name: str, unit: str, description: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(prometheus.Gauge, name, unit, description, labels, multiprocess_mode="livemax")
         self._otel = _METER.create_gauge(name, unit, description)
 
-    def set(self, value: float) -> None:
-        self._metric.set(value)
-        self._otel.set(value)
+    def set(self, value: float, attributes: Mapping[str, str | int] = {}) -> None:
+        series, attributes = self._series_of(attributes)
+        series.set(value)
+        self._otel.set(value, attributes)
 
 
 class Histogram(Instrument[prometheus.Histogram]):
@@ -130,18 +150,40 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """The names that may be label values: at most `maximum`, each of at most `MAX_NAME` characters. Others become `OTHER`."""
+    """The names that may be label values, each of at most `MAX_NAME` characters. Others become `OTHER`.
 
-    def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        self._names: set[str] = set()
+    The first `listed` names that are listed, and the first `unlisted` others that are admitted, are known. Clients may be able
+    to choose the latter, but not the former.
+    """
+
+    def __init__(self, *, listed: int, unlisted: int) -> None:
+        self._max_listed, self._max_unlisted = listed, unlisted
+        self._listed: set[str] = set()
+        self._unlisted: set[str] = set()
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a name has been listed."""
+        return bool(self._listed)
+
+    @property
+    def listed(self) -> list[str]:
+        return sorted(self._listed)
+
+    def add_listed(self, names: Iterable[str]) -> None:
+        for name in names:
+            if len(self._listed) >= self._max_listed:
+                return
+            if len(name) <= MAX_NAME:
+                self._listed.add(name)
+                self._unlisted.discard(name)
 
     def admit(self, name: str) -> None:
-        if len(self._names) < self._maximum and len(name) <= MAX_NAME:
-            self._names.add(name)
+        if name not in self._listed and len(self._unlisted) < self._max_unlisted and len(name) <= MAX_NAME:
+            self._unlisted.add(name)
 
     def known(self, name: str) -> str:
-        return name if name in self._names else OTHER
+        return name if name in self._listed or name in self._unlisted else OTHER
 
 
 def _prometheus_name(name: str, unit: str = "") -> str:

@@ -22,6 +22,7 @@ from opentelemetry.metrics import set_meter_provider
 from opentelemetry.trace import ProxyTracerProvider, get_current_span, get_tracer_provider, set_tracer_provider
 
 from ..errors import StartupError
+from ..redaction import NO_SECRETS, Redactor
 from ..version import VERSION
 from .context import current_request
 
@@ -37,10 +38,11 @@ _EXIT_TIMEOUT = 1.0
 """Maximum number of seconds for exporting the last data at exit. The SDK would wait up to a minute for the collector."""
 
 
-def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
-    """Configure the root logger to write to standard error."""
+def set_up_logs(level: str, form: Literal["human", "json"], redactor: Redactor = NO_SECRETS) -> None:
+    """Configure the root logger to write to standard error. `redactor` is applied to each record."""
     handler = logging.StreamHandler()
-    handler.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
+    formatter = JSONFormatter if form == "json" else HumanFormatter
+    handler.setFormatter(formatter(with_messages=level == "debug", redactor=redactor))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -148,13 +150,14 @@ def _check_exporter(signal: str, exporter: str) -> None:
 class _Formatter(logging.Formatter):
     form: str | None = None
 
-    def __init__(self, *, with_messages: bool = False) -> None:
+    def __init__(self, *, with_messages: bool = False, redactor: Redactor = NO_SECRETS) -> None:
         """If `with_messages` is true, tracebacks include the messages of exceptions. Use this only for debugging.
 
         Messages may quote the request, so they are omitted if the current request's response is not stored.
         """
         super().__init__(self.form)
         self._with_messages = with_messages
+        self._redactor = redactor
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         request = current_request()
@@ -174,7 +177,7 @@ class HumanFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         ids = {} if hasattr(record, "facts") else _ids()
         record.ids = " [" + " ".join(f"{name}={value}" for name, value in ids.items()) + "]" if ids else ""
-        return super().format(record)
+        return self._redactor(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         return _escaped(super().formatMessage(record))
@@ -194,7 +197,7 @@ class JSONFormatter(_Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        text = json.dumps(line, ensure_ascii=False, default=str)
+        text = self._redactor(json.dumps(line, ensure_ascii=False, default=str))
         return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -216,14 +219,18 @@ def _ids() -> dict[str, str]:
     return {name: value for name, value in ids.items() if value}
 
 
-def _traceback(error: BaseException) -> Iterator[str]:
-    """Yield the lines of a traceback without messages, including the causes of `error` and the exceptions of a group."""
+def _traceback(error: BaseException, shown: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Yield the lines of a traceback without messages, including the causes of `error` and the exceptions of a group.
+
+    Causes may form a circle. `shown` has the ids of the exceptions that are being shown, which are not shown again.
+    """
+    shown |= {id(error)}
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None:
-        yield from _traceback(cause)
+    if cause is not None and id(cause) not in shown:
+        yield from _traceback(cause, shown)
         yield "and then:"
     yield from (line.rstrip() for line in format_tb(error.__traceback__))
     yield f"{type(error).__module__}.{type(error).__qualname__}"
     for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield "in it:"
-        yield from _traceback(inner)
+        yield from _traceback(inner, shown)

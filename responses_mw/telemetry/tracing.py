@@ -1,8 +1,8 @@
 """Start spans and propagate trace context. Without a tracer provider, spans are not recorded.
 
-docs/observability.md lists the spans. Do not make a turn's span the current span. Turns run in async generators, which share
-their context with the consumer, so the span would be current in the consumer's code too. Pass the span to `with_trace_context`
-instead.
+docs/operation/observability.md lists the spans. Do not make a turn's span the current span. Turns run in async generators,
+which share their context with the consumer, so the span would be current in the consumer's code too. Pass the span to
+`with_trace_context` instead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 from starlette.datastructures import Headers
 
 from ..version import VERSION
-from .context import RequestContext, activated, current_request, present
-from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
+from .context import ActiveRequest, RequestContext, current_request, present
+from .conventions import CANCELLED, DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
 from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 TRACER = trace.get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
-_CANCELLED = "cancelled"
 
 
 def is_tracing() -> bool:
@@ -58,7 +57,7 @@ def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> 
     return carrier
 
 
-def activated_span(span: Span | None) -> AbstractContextManager[object]:
+def activate_span(span: Span | None) -> AbstractContextManager[object]:
     """Return a context manager that makes `span` the current span. If `span` is None, the context manager does nothing.
 
     The span is not ended on exit. Exceptions are not recorded, because their messages may quote the request.
@@ -79,11 +78,11 @@ def mark_failed(span: Span, kind: str) -> None:
 
 
 @contextmanager
-def _traced(name: str, kind: SpanKind, attributes: Mapping[str, Any], *, is_current: bool = True) -> Iterator[Span]:
+def _trace(name: str, kind: SpanKind, attributes: Mapping[str, Any], *, is_current: bool = True) -> Iterator[Span]:
     """Trace the `with` block in a span with those `attributes` that are set. The span fails if an exception is raised."""
     span = TRACER.start_span(name, kind=kind, attributes=present(attributes))
     try:
-        with activated_span(span if is_current else None):
+        with activate_span(span if is_current else None):
             yield span
     except Exception as error:
         mark_failed(span, type(error).__name__)
@@ -103,18 +102,19 @@ def start_request_span(name: str, scope: Mapping[str, Any], attributes: Mapping[
     return TRACER.start_span(name, context, SpanKind.SERVER, attributes)
 
 
-def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
+def start_http_span(request: RequestContext, scope: Mapping[str, Any]) -> Span:
     address, port = scope.get("server") or (None, None)
     attributes = {
-        HTTP.METHOD: method,
+        HTTP.METHOD: request.method,
         HTTP.SCHEME: scope.get("scheme", "http"),
         HTTP.PATH: scope["path"],
         HTTP.PROTOCOL_VERSION: scope.get("http_version", "1.1"),
-        HTTP.CLIENT_ADDRESS: scope["client"][0] if scope.get("client") else None,
+        HTTP.CLIENT_ADDRESS: request.client,
+        HTTP.USER_AGENT: request.user_agent,
         SERVER_ADDRESS: address,
         SERVER_PORT: port or None,
     }
-    return start_request_span(method, scope, present(attributes))
+    return start_request_span(request.method, scope, present(attributes))
 
 
 def end_request_span(span: Span, request: RequestContext, status: int = 200) -> None:
@@ -136,7 +136,7 @@ def end_request_span(span: Span, request: RequestContext, status: int = 200) -> 
 def request_span(request: RequestContext, span: Span) -> Iterator[None]:
     """Make `request` the current request and `span` the current span. On exit, call `end_request_span`."""
     try:
-        with activated(request), activated_span(span):
+        with ActiveRequest(request), activate_span(span):
             yield
     finally:
         end_request_span(span, request)
@@ -154,7 +154,7 @@ def _messaging(operation: str, response_id: str) -> dict[str, str]:
 
 def queueing_span(response_id: str) -> AbstractContextManager[object]:
     """Return a context manager that traces the queueing of a job."""
-    return _traced("send responses", SpanKind.PRODUCER, _messaging("send", response_id))
+    return _trace("send responses", SpanKind.PRODUCER, _messaging("send", response_id))
 
 
 @contextmanager
@@ -203,12 +203,15 @@ def redis_span(
         SERVER_ADDRESS: host,
         SERVER_PORT: port,
     }
-    return _traced(f"{operation} {script}".rstrip(), SpanKind.CLIENT, attributes, is_current=False)
+    return _trace(f"{operation} {script}".rstrip(), SpanKind.CLIENT, attributes, is_current=False)
 
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
     """Record the duration of a round trip to Redis. If it failed, also record the class of `error`."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
+    request = current_request()
+    if request is not None:
+        request.phases.add_round_trip(seconds)
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 
 
@@ -250,7 +253,7 @@ def tool_call_span(
     }
     measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
     started = time.perf_counter()
-    with _traced(f"execute_tool {name}", SpanKind.INTERNAL, attributes) as span:
+    with _trace(f"execute_tool {name}", SpanKind.INTERNAL, attributes) as span:
 
         def record(content: Any, failed: bool) -> None:
             if failed:
@@ -263,7 +266,7 @@ def tool_call_span(
         try:
             yield record
         except asyncio.CancelledError:
-            measured[ERROR_TYPE] = _CANCELLED  # not a failure of the tool
+            measured[ERROR_TYPE] = CANCELLED  # not a failure of the tool
             raise
         except Exception as error:
             measured[ERROR_TYPE] = type(error).__name__
@@ -272,4 +275,6 @@ def tool_call_span(
             TOOL_DURATION.record(time.perf_counter() - started, measured)
             if request is not None:
                 request.tool_calls += 1
-                request.tool_errors += measured.get(ERROR_TYPE, _CANCELLED) != _CANCELLED
+                request.tool_kinds.add(kind)
+                request.phases.add(kind, started)
+                request.tool_errors += measured.get(ERROR_TYPE, CANCELLED) != CANCELLED

@@ -12,9 +12,24 @@ from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
+from ..errors import APIError, cause_of
+from ..network import host_and_port
+from ..redaction import redacted
 from . import metrics
-from .context import current_request, kind_of_error, present
-from .conventions import ERROR_TYPE, REQUEST_ATTRIBUTES, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
+from .captures import CAPTURES, Capture
+from .context import MAX_MESSAGE, RequestContext, annotate, current_request, present
+from .conventions import (
+    ERROR_TYPE,
+    EXCEPTION_EVENT,
+    EXCEPTION_MESSAGE,
+    EXCEPTION_TYPE,
+    REQUEST_ATTRIBUTES,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    GenAI,
+    Own,
+)
+from .failure import kind_of_error
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
 
@@ -29,19 +44,20 @@ class TurnSpan:
         chat: Mapping[str, Any],
         document: Mapping[str, Any],
         provider: str,
-        address: str | None = None,
-        port: int | None = None,
+        upstream: str = "",
+        server: tuple[str, int] | None = None,
     ) -> None:
         """Start the span of the turn that sends the request `chat` to the upstream.
 
         `document` is the response in progress, including the items and the usage of earlier turns. `provider` is the type of
-        the upstream. `address` and `port` are None if the upstream is an application in this process.
+        the upstream, and `upstream` its name. `server` is the host and port in its URL. It is None if the upstream has several
+        URLs or is an application in this process.
         """
         self._chat = chat
         self._document = document
         self._server: dict[str, str | int] = {GenAI.OPERATION: "chat", GenAI.PROVIDER: provider}
-        if address and port:
-            self._server |= {SERVER_ADDRESS: address, SERVER_PORT: port}
+        if server is not None:
+            self._server |= {SERVER_ADDRESS: server[0], SERVER_PORT: server[1]}
         self._model = str(chat.get("model", ""))
         self._usage_before = _usage(document)
         self._items_before = len(document["output"] or ())
@@ -50,9 +66,14 @@ class TurnSpan:
         self._result: dict[str, Any] = {}
         self._is_ended = False
         self._span: Span = INVALID_SPAN
-        if is_tracing():
-            attributes = {**self._server, **_attributes(chat, document)}
+        self.is_traced = is_tracing()
+        """Whether requests of this turn need its trace context."""
+        if self.is_traced:
+            attributes = {**self._server, Own.UPSTREAM: upstream, **_attributes(chat, document)}
             self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
+        self._capture = _capture_of(document) if CAPTURES.is_on else None
+        if self._capture is not None:
+            self._capture.begin(chat)
         metrics.TURNS_ACTIVE.add(1)
         self._started = time.perf_counter()
 
@@ -60,20 +81,26 @@ class TurnSpan:
         """Return a copy of `headers` with this turn's trace context."""
         return with_trace_context(headers, self._span)
 
+    def reach(self, upstream: str, server: tuple[str, int] | None) -> None:
+        """Record that the endpoint with the host and port `server` of `upstream` answers. `server` is as in `__init__`."""
+        if server is not None and self._span.is_recording():
+            self._span.set_attributes({SERVER_ADDRESS: server[0], SERVER_PORT: server[1]})
+        annotate(answered_by=upstream)
+
     def continues(self, tokens: int) -> None:
         """Record that the answer continues an interrupted one of `tokens` tokens, which the usage of the turn will include."""
         self._tokens_kept = tokens
 
-    def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
+    def start_answer(self, first_chunk: Mapping[str, Any]) -> None:
         """Record that the answer has started. `first_chunk` contains the id and the model of the completion."""
         self._first_read = time.perf_counter()
-        names = {GenAI.RESPONSE_ID: first_chunk.get("id"), GenAI.RESPONSE_MODEL: first_chunk.get("model")}
-        self._result = {name: value for name, value in names.items() if isinstance(value, str)}
+        if self._span.is_recording():
+            names = {GenAI.RESPONSE_ID: first_chunk.get("id"), GenAI.RESPONSE_MODEL: first_chunk.get("model")}
+            self._result = {name: redacted(value) for name, value in names.items() if isinstance(value, str)}
         if self._chat.get("stream"):
             self._result[GenAI.TIME_TO_FIRST_CHUNK] = self._first_read - self._started
-        request = current_request()
-        # A summary of the history has a document of its own.
-        if request is not None and request.first_token is None and request.response_id == self._document["id"]:
+        request = _request_of(self._document)
+        if request is not None and request.first_token is None:
             request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
@@ -81,11 +108,15 @@ class TurnSpan:
         if self._is_ended:
             return
         metrics.MODELS.admit(self._model)
+        if self._capture is not None:
+            self._capture.end()
         self._measure()
         if self._span.is_recording():
             if finish_reason:
+                finish_reason = redacted(finish_reason)
                 self._result[GenAI.FINISH_REASONS] = [finish_reason]
-            self._capture_content(finish_reason)
+            if self._captures_content():
+                self._capture_content(finish_reason)
         self._end()
 
     def fail(self, error: Exception) -> None:
@@ -93,9 +124,25 @@ class TurnSpan:
         if self._is_ended:
             return
         kind = kind_of_error(error)
+        cause = cause_of(error)
+        if self._capture is not None:
+            message, status = (error.message, error.upstream_status) if isinstance(error, APIError) else (kind, None)
+            self._capture.end(message, status)
+        self._name_endpoint()
         mark_failed(self._span, kind)
-        self._measure({ERROR_TYPE: kind})
+        self._span.set_attribute(Own.CAUSE, cause)
+        self._measure({ERROR_TYPE: kind, metrics.CAUSE: cause})
+        if self._captures_content():
+            message = error.message if isinstance(error, APIError) else ""  # other messages are not meant for anybody
+            self._span.add_event(EXCEPTION_EVENT, {EXCEPTION_TYPE: kind, EXCEPTION_MESSAGE: message[:MAX_MESSAGE]})
         self._end(is_broken=True)
+
+    def _name_endpoint(self) -> None:
+        """If no endpoint answered, record the one that was tried last."""
+        request = current_request()
+        if self._first_read is None and request is not None and request.endpoint:
+            host, port = host_and_port(request.endpoint)
+            self._span.set_attributes({SERVER_ADDRESS: host, SERVER_PORT: port})
 
     def close(self) -> None:
         """End the span as cancelled, unless it has already ended. Unlike `fail`, this does not mark the span as failed."""
@@ -106,7 +153,12 @@ class TurnSpan:
     def _end(self, *, is_broken: bool = False) -> None:
         if is_broken and self._first_read is not None:
             self._result[GenAI.FINISH_REASONS] = ["error"]
+        if is_broken and self._captures_content():
+            self._capture_content("error")
         self._is_ended = True
+        request = current_request()
+        if request is not None:
+            request.phases.add("turn" if request.response_id == self._document["id"] else "summary", self._started)
         metrics.TURNS_ACTIVE.add(-1)
         self._span.set_attributes(self._result)
         self._span.end()
@@ -127,14 +179,29 @@ class TurnSpan:
         if tokens_out > 1:
             metrics.TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
 
-    def _capture_content(self, finish_reason: str | None) -> None:
+    def _captures_content(self) -> bool:
+        if not self._span.is_recording():
+            return False
         request = current_request()
-        if not captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores)):
-            return
+        return captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores))
+
+    def _capture_content(self, finish_reason: str | None) -> None:
+        """Record the input, and the output so far."""
         given = list(_input_messages(self._chat))
         made = [_output_message(self._document["output"][self._items_before :], finish_reason)]
         self._span.set_attribute(GenAI.INPUT_MESSAGES, json.dumps(given, ensure_ascii=False))
         self._span.set_attribute(GenAI.OUTPUT_MESSAGES, json.dumps(made, ensure_ascii=False))
+
+
+def _request_of(document: Mapping[str, Any]) -> RequestContext | None:
+    """Return the current request if `document` is its response. A summary of the history has a document of its own."""
+    request = current_request()
+    return request if request is not None and request.response_id == document["id"] else None
+
+
+def _capture_of(document: Mapping[str, Any]) -> Capture | None:
+    request = _request_of(document)
+    return request.capture if request is not None else None
 
 
 _COUNTS = (GenAI.INPUT_TOKENS, GenAI.OUTPUT_TOKENS, GenAI.CACHED_TOKENS, GenAI.REASONING_TOKENS)
@@ -146,9 +213,14 @@ _COUNTERS = (
 )
 
 
+_NO_USAGE = (0,) * len(_COUNTS)
+
+
 def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the token counts of `document` in the order of `_COUNTS`."""
-    usage = document.get("usage") or {}
+    usage = document.get("usage")
+    if not usage:
+        return _NO_USAGE
     cached = (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
     reasoning = (usage.get("output_tokens_details") or {}).get("reasoning_tokens", 0)
     return usage.get("input_tokens", 0), usage.get("output_tokens", 0), cached, reasoning

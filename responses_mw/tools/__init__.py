@@ -9,14 +9,18 @@ from typing import Any
 import httpx
 
 from ..crypto import Sealer
+from ..protocol.citations import Sources
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Item, Part, Tool
+from ..redaction import redacted
 from ..settings.groups import SearchSettings, ToolSettings
+from .stores import FileReader, StoreSearch
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Maximum size in bytes of a tool's output, and of the definitions of an MCP server's tools."""
 MAX_MCP_TOOLS = 512
 """Maximum number of tools of an MCP server. The definitions of all tools are sent to the model in every turn."""
+_LONGEST_SECRET = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class ToolContext:
     http: httpx.AsyncClient
     sealer: Sealer
     owner: str
+    sources: Sources
+    """The numbered results of the searches in `earlier`. Searches add their results."""
+    stores: StoreSearch | None = None
+    """Searches vector stores. None if this server has none."""
+    files: FileReader | None = None
+    """Reads uploaded files. None if this server has none."""
+    caller: Any = None
+    """The caller of the run, for requests to the upstream."""
     earlier: Sequence[Item] = ()
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,8 +84,8 @@ class ServerTool:
     Call `open` once, and always call `aclose`. Nothing is sent to a tool server before `open`.
     """
 
-    sources: Sequence[Mapping[str, Any]] = ()
-    """The sources that the model's answer may cite."""
+    names_objects: bool = False
+    """Whether the entry names files or vector stores of the owner."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         """`tool` must have been returned by `check`."""
@@ -89,20 +101,32 @@ class ServerTool:
         """Return the entry without secrets, for clients and for storage."""
         return tool
 
+    async def check_access(self, path: str) -> None:
+        """Check that the owner has the objects that the entry at `path` names. Raises `APIError` if not."""
+
     async def open(self) -> list[ServedFunction]:
         """Prepare the entry for calls and return its functions. Raises `APIError` if the entry cannot be used."""
         raise NotImplementedError
+
+    async def restore(self, items: Sequence[Item]) -> None:
+        """Find missing results of calls in `items`, the output of another worker, and add them to the items if possible."""
 
     async def aclose(self) -> None:
         """Release the entry's resources. Pending calls may fail."""
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return `text`. If it is longer than `max_bytes` in UTF-8, truncate it, and append a note with the total size."""
+    """Return `text`. If it is longer than `max_bytes` in UTF-8, truncate it, and append a note with the total size.
+
+    The truncated text contains no secret, because the beginning of a secret would not be recognized later.
+    """
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text
-    return f"{encoded[:max_bytes].decode(errors='ignore')}\n... ({len(encoded)} bytes in all)"
+    shown = redacted(encoded[: max_bytes + _LONGEST_SECRET].decode(errors="ignore")).encode()
+    if len(encoded) > max_bytes + _LONGEST_SECRET:  # the last secret may be incomplete here, too
+        shown = shown[:-_LONGEST_SECRET]
+    return f"{shown[:max_bytes].decode(errors='ignore')}\n... ({len(encoded)} bytes in all)"
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:

@@ -24,7 +24,7 @@ import httpx2
 import orjson
 
 from ..network import failure_reason, system_tls
-from ..protocol.request.checks import count_values
+from ..protocol.json_limits import count_values
 
 HTTP_FAULT = -32050
 """The code of the JSON-RPC errors that are created by the transport. Their `data` is the HTTP status."""
@@ -146,7 +146,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             ssl_context=system_tls(),
             max_connections=_MAX_CONNECTIONS,
             keepalive_expiry=_KEEPALIVE_EXPIRY,
-            network_backend=_GuardedNetwork(allow_private=allow_private),
+            network_backend=GuardedNetwork(allow_private=allow_private),
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -156,9 +156,9 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                 return _fault(UNREACHABLE, "it closed too many streams")
         try:
             received = await self._send(request)
-        except _FAULTS as error:
+        except FAULTS as error:
             self.address_refused = isinstance(error, AddressRefused)
-            response = _fault(UNREACHABLE, _reason(error))
+            response = _fault(UNREACHABLE, describe(error))
         else:
             response = httpx2.Response(received.status, headers=received.headers, stream=_Body(received, self._max_bytes))
         if request.method == "POST":
@@ -186,7 +186,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self._pool.aclose()
 
 
-class _GuardedNetwork(httpcore2.AnyIOBackend):
+class GuardedNetwork(httpcore2.AnyIOBackend):
     """Connects to the first of a host's checked addresses that can be reached."""
 
     def __init__(self, *, allow_private: bool) -> None:
@@ -227,7 +227,7 @@ class _Body(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         held = bytearray()
-        with suppress(*_FAULTS):
+        with suppress(*FAULTS):
             async for data in self._response.aiter_stream():
                 held += data
                 end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if self._is_stream else 0
@@ -251,10 +251,10 @@ class _Body(httpx2.AsyncByteStream):
 
 
 _UNREACHED = (httpcore2.ConnectError, OSError, UnicodeError)  # the resolver raises OSError and UnicodeError
-_FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError)
+FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError)
 
 
-def _reason(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Describe the error. The URL is omitted, because it may contain credentials."""
     if isinstance(error, AddressRefused):
         return "its URL does not lead to a public address"

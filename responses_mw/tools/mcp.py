@@ -20,10 +20,11 @@ import orjson
 
 from ..auth import CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
-from ..protocol.request import checks
-from ..protocol.tool_kinds.form import CallForm, parse_arguments
+from ..protocol import checks
+from ..protocol.tool_kinds.form import CallForm, check_callers, parse_arguments
 from ..protocol.types import Item, Tool
-from ..settings.groups import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
+from ..settings.groups import EVERY_TOOL, ToolServer, ToolSettings
+from ..settings.values import PER_REQUEST_HEADERS
 from . import MAX_MCP_TOOLS, ServedFunction, ServerTool, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ _RESERVED_HEADERS = PER_REQUEST_HEADERS | {
 _NOT_SERVED = {
     "tunnel_id": "tunnels are not supported: use server_url.",
     "defer_loading": "it is not supported yet.",
-    "allowed_callers": "it is not supported yet.",
 }
 _SECRET = ("headers", "authorization")
 _RULES = {"allowed_tools", "require_approval"}
@@ -119,6 +119,7 @@ _modes = checks.among("always", "never")
 
 _REQUIRED: dict[str, checks.Check] = {"server_label": partial(checks.string, max_length=_MAX_LABEL, pattern=LABEL)}
 _CHECKS: dict[str, checks.Check] = {
+    "allowed_callers": check_callers,
     "connector_id": checks.string,
     "allowed_tools": lambda value, path: (_names if isinstance(value, list) else _filter)(value, path),
     "require_approval": lambda value, path: (_modes if isinstance(value, str) else _approvals)(value, path),
@@ -338,6 +339,7 @@ def target_of(tool: Tool, server: ToolServer | None, context: ToolContext) -> MC
         headers=headers,
         allow_private=server is not None or settings.allow_private_urls,
         credentials_of_caller=server is None or any(name in tool for name in _SECRET),
+        is_configured=server is not None,
         timeout=settings.timeout,
     )
 

@@ -18,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
+from ..redaction import redacted_values
+from ..telemetry.context import level_of
 from . import MAX_MCP_TOOLS, MAX_OUTPUT_BYTES, ToolResult, cut, failure
 from .guarded_transport import HTTP_FAULT, UNREACHABLE
 from .mcp_session import MCPFailure, MCPSession, MCPTarget, open_session
@@ -68,13 +70,14 @@ class MCPConnection:
         credentials. Raises `UpstreamError` (424) after any other failure.
         """
         try:
-            return await self._request(self._listed)
+            return redacted_values(await self._request(self._list_tools))
         except MCPFailure as error:
             if error.address_refused:
                 raise BadRequest(error.message, param="tools", code="invalid_value") from None
             if error.code in (401, 403) and self.target.credentials_of_caller:
                 raise Unauthorized(error.message, param="tools", code=_CODE) from None
-            raise UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE) from None
+            cause = self.target.cause(error.code)
+            raise UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE, cause=cause) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool and return its result. If the call fails, the result has the `error` of an `mcp_call` item."""
@@ -88,7 +91,7 @@ class MCPConnection:
     async def invoke(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
         """Call a tool and return the SDK's result, which may be an error of the tool. Raises `MCPFailure` on other errors."""
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
-        return await self._request(lambda session: self._called(session, request))
+        return await self._request(lambda session: self._call_once(session, request))
 
     async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work` in the session. Log a failure of the server. Raises the same errors as `_result`."""
@@ -96,7 +99,8 @@ class MCPConnection:
             return await self._result(work)
         except MCPFailure as error:
             if error.kind != _PROTOCOL_ERROR and not error.address_refused:  # the message may quote the server
-                logger.warning("a request to the MCP server '%s' failed (HTTP %d)", self.target.label, error.code)
+                level = level_of(self.target.cause(error.code))
+                logger.log(level, "a request to the MCP server '%s' failed (HTTP %d)", self.target.label, error.code)
             raise
 
     async def _result(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
@@ -104,7 +108,7 @@ class MCPConnection:
         session: MCPSession | None = None
         try:
             async with asyncio.timeout(self.target.timeout):
-                session = await self._opened()
+                session = await self._open_session()
                 return await session.request(work(session))
         except MCPError as error:
             if session is not None and (error.code == mcp_types.CONNECTION_CLOSED or session.is_forgotten):
@@ -118,7 +122,7 @@ class MCPConnection:
             self._drop(session)
             raise self.target.failure(f"it did not answer within {self.target.timeout:g} s", _TIMED_OUT) from None
 
-    async def _opened(self) -> MCPSession:
+    async def _open_session(self) -> MCPSession:
         async with self._opening:
             if not self._closed and (self._session is None or self._session.is_over):
                 self._session = await open_session(self.target)
@@ -128,21 +132,21 @@ class MCPConnection:
             raise self.target.failure("the connection is closed")
         return session
 
-    async def _called(self, session: MCPSession, request: mcp_types.CallToolRequest) -> mcp_types.CallToolResult:
+    async def _call_once(self, session: MCPSession, request: mcp_types.CallToolRequest) -> mcp_types.CallToolResult:
         # The SDK's `call_tool` validates results against the server's schema, whose regular expressions may never end.
         try:
             result = await session.client.send_request(request, _CALLED)
         except MCPError as error:
             if error.code != mcp_types.HEADER_MISMATCH:
                 raise
-            await self._listed(session)  # from the list, the SDK learns which arguments the server also expects as headers
+            await self._list_tools(session)  # from the list, the SDK learns which arguments the server also expects as headers
             result = await session.client.send_request(request, _CALLED)
         if isinstance(result, mcp_types.InputRequiredResult):
             reason = "the tool asks for input, which is not supported"
             raise self.target.failure(reason, mcp_types.INVALID_REQUEST, _PROTOCOL_ERROR)
         return result
 
-    async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
+    async def _list_tools(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
         bytes_left = MAX_OUTPUT_BYTES
         cursor: str | None = None

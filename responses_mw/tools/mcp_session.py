@@ -24,6 +24,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation, JSONRPCRequest
 
+from ..errors import Cause
+from ..redaction import Redactor, credentials_in, redacted
 from ..version import VERSION
 from . import MAX_OUTPUT_BYTES
 from .guarded_transport import SESSION_HEADER, UNREACHABLE, GuardedTransport
@@ -39,7 +41,6 @@ MAX_SERVER_REQUESTS = 200
 The SDK answers each request in a task of its own.
 """
 _REDIRECT = "Redirect to "
-_MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 """The HTTP statuses after which the older transport is tried (MCP specification, "Backwards compatibility")."""
 
@@ -68,22 +69,25 @@ class MCPTarget:
     allow_private: bool = False
     credentials_of_caller: bool = True
     """Whether the credentials come from the caller, so that a refusal is the caller's error and not the operator's."""
+    is_configured: bool = False
+    """Whether the server is in the operator's settings. Otherwise, the caller chose it."""
     timeout: float = 60.0
     """Timeout of a request in seconds."""
 
+    def cause(self, status: int) -> Cause:
+        """Return who caused a failure with this HTTP status."""
+        is_refusal = status in (401, 403) and self.credentials_of_caller
+        return "client" if is_refusal or not self.is_configured else "server"
+
     def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error") -> MCPFailure:
-        return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind)
+        return MCPFailure(f"MCP server '{self.label}': {redacted(reason)}.", code, kind)
 
     def reason(self, error: MCPError) -> str:
         """Return the message of `error` for clients. The URL and header values of 8 characters or more are redacted."""
         if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
-        sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
-        text = error.message
-        for secret in (piece for value in sent for piece in (value, value.rpartition(" ")[2])):
-            if len(secret) >= _MIN_SECRET:
-                text = text.replace(secret, "<redacted>")
-        return text
+        sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *credentials_in(self.headers)]
+        return Redactor(sent)(error.message)
 
 
 class MCPSession:

@@ -1,4 +1,4 @@
-"""Web search providers. To add one, see CONTRIBUTING.md."""
+"""Web search providers. To add one, see docs/recipes/search-provider.md."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import orjson
 
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
+from ..redaction import redacted
 from . import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class SearchHit:
 class Query:
     """One search. `allowed` and `blocked` are up to 100 domains each, including their subdomains; () means no filter."""
 
-    text: str  # at most 2,000 characters
+    text: str  # at most 2,000 characters; `web_search` sets this and the other limits
     count: int = 10  # maximum number of results, at most 10
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
@@ -135,7 +136,7 @@ class SearchProvider:
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
-            raise self._failed("did not return a JSON object")
+            raise self._log_failure("did not return a JSON object")
         return answer
 
     async def _body(self, sent: AbstractAsyncContextManager[httpx.Response]) -> bytes:
@@ -145,15 +146,15 @@ class SearchProvider:
                 if status == 200:
                     return await read_body(response, MAX_ANSWER_BYTES)
         except BodyRefused as error:
-            raise self._failed("sent an answer that is compressed or too large", str(error)) from None
+            raise self._log_failure("sent an answer that is compressed or too large", str(error)) from None
         except (TimeoutError, httpx.TimeoutException):
-            raise self._failed("did not answer in time") from None
+            raise self._log_failure("did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._failed(f"cannot be reached: {failure_reason(error) or type(error).__name__}") from None
-        raise self._failed(_MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
+            raise self._log_failure(f"cannot be reached: {failure_reason(error) or type(error).__name__}") from None
+        raise self._log_failure(_MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
 
-    def _failed(self, what: str, detail: str | None = None) -> SearchFailed:
-        logger.warning("web search: %s %s%s", self.name, what, f" ({detail})" if detail else "")
+    def _log_failure(self, what: str, detail: str | None = None) -> SearchFailed:
+        logger.warning("web search: %s %s%s", self.name, what, f" ({redacted(detail)})" if detail else "")
         return SearchFailed(f"The search provider {what}.")
 
 
@@ -168,9 +169,9 @@ def rows_of(answer: Any, *path: str) -> list[dict[str, Any]]:
     return [row for row in answer if isinstance(row, dict)]
 
 
-def hits_of(rows: Iterable[dict[str, Any]], *, text_member: str, title_member: str = "title") -> list[SearchHit]:
-    """Return the results in `rows`, which have a `url`, a title in `title_member` and a text or texts in `text_member`."""
-    return [SearchHit(text_of(row, title_member), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
+def hits_of(rows: Iterable[dict[str, Any]], *, text_member: str) -> list[SearchHit]:
+    """Return the results in `rows`, which have a `url`, a `title`, and a text or texts in `text_member`."""
+    return [SearchHit(text_of(row, "title"), text_of(row, "url"), texts_of(row, text_member)) for row in rows]
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:
@@ -199,7 +200,7 @@ TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vie
 _COUNTRIES: Mapping[str, tuple[str, str]] = {
     entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
 }
-"""English names and main languages of countries, by ISO code."""
+"""English names and main languages of the countries that search engines know best, by ISO code."""
 
 
 # -- SearXNG: https://docs.searxng.org/dev/search_api.html ----------------------------------------------------------------
@@ -221,7 +222,7 @@ class SearXNG(SearchProvider):
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
         hits = hits_of(rows_of(answer, "results"), text_member="content")
         if not hits and (silent := answer.get("unresponsive_engines")):
-            raise self._failed("found nothing, and some of its engines did not answer", str(silent)[:_MAX_DETAIL])
+            raise self._log_failure("found nothing, and some of its engines did not answer", str(silent)[:_MAX_DETAIL])
         return hits
 
 

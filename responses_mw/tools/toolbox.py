@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -16,16 +17,22 @@ import httpx
 
 from ..auth import Gate
 from ..crypto import Sealer
-from ..errors import APIError, BadRequest
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction, ToolKind
-from ..protocol.tool_kinds.registry import CODE_INTERPRETER, MCP, WEB_SEARCH
+from ..errors import APIError, BadRequest, NotFound, NotSupported
+from ..protocol import checks, origin
+from ..protocol.citations import Sources
+from ..protocol.tool_kinds.form import OfferedFunction, ToolKind
+from ..protocol.tool_kinds.registry import CODE_INTERPRETER, FILE_SEARCH, MCP, WEB_SEARCH
 from ..protocol.types import Chunk, Item, Tool
+from ..redaction import redacted_values
 from ..settings.groups import SearchSettings, ToolSettings
+from ..tasks import background_task, by_size
 from ..telemetry.tracing import tool_call_span
-from ..threads import background_task
-from . import ServedFunction, ServerTool, ToolContext, ToolResult, web_search
-from .code_interpreter import CodeInterpreter
+from . import ServedFunction, ServerTool, ToolContext, ToolResult
+from .code_interpreter import CodeInterpreter, file_ids_of
+from .file_search import FileSearch
 from .mcp import MCPServer
+from .stores import FileReader, StoreSearch
+from .unserved import UnservedTools
 from .web_search import WebSearch
 
 logger = logging.getLogger(__name__)
@@ -34,11 +41,14 @@ KINDS: tuple[tuple[ToolKind, type[ServerTool]], ...] = (
     (MCP, MCPServer),
     (CODE_INTERPRETER, CodeInterpreter),
     (WEB_SEARCH, WebSearch),
+    (FILE_SEARCH, FileSearch),
 )
 
 _CLASSES = {type_: tool for kind, tool in KINDS for type_ in kind.types}
+_SEARCHES = frozenset({*WEB_SEARCH.types, *FILE_SEARCH.types})
 _MAX_APPROVED = 128  # approved calls of one request run concurrently
 _MAX_SERVERS = 64
+_MAX_NAMED = 64  # objects in tools for an upstream, which are looked up
 MAX_CLOSING = 256
 """Maximum number of toolboxes that are closed in the background. Further runs end only when their toolboxes are closed."""
 
@@ -51,8 +61,17 @@ class Tools:
     search: SearchSettings
     http: httpx.AsyncClient
     sealer: Sealer
-    _has_logged_search: bool = field(default=False, init=False)
+    stores: StoreSearch | None = None
+    files: FileReader | None = None
+    unserved: UnservedTools = field(init=False)
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.unserved = UnservedTools(self.settings, self.search, has_stores=self.stores is not None)
+
+    def _class(self, tool: Tool) -> type[ServerTool] | None:
+        """Return the class that serves `tool`, or None if the client executes it or it is omitted."""
+        return _CLASSES.get(tool["type"]) if self.unserved.serves(tool) else None
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         """Check the server-side tools in `tools`, and the request's `tool_choice`.
@@ -60,24 +79,29 @@ class Tools:
         Return the checked tools and, unchanged, all other tools. Pass them to `toolbox`. Raises `BadRequest` if a tool or the
         choice is invalid or not supported.
         """
-        checked = [
-            _CLASSES[tool["type"]].check(tool, f"tools[{index}]", self.settings) if tool["type"] in _CLASSES else tool
-            for index, tool in enumerate(tools)
-        ]
+        self.unserved.check(tools, choice)
+        checked = [self._checked(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
         _check_servers(checked)
-        web_search.check_choice(choice, checked, self.search)
-        if not self._has_logged_search and self.not_offered(checked):
-            self._has_logged_search = True
-            logger.warning("a request offers web_search, but search.provider is not set: the tool is not offered to the model")
         return checked
 
-    def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of `tools` that are not offered to the model for lack of a search provider."""
-        return [tool["type"] for tool in tools if self.search.provider == "none" and tool["type"] in WEB_SEARCH.types]
+    def _checked(self, tool: Tool, path: str) -> Tool:
+        kind = self._class(tool)
+        if kind is None:
+            return tool
+        checked = kind.check(tool, path, self.settings)
+        if kind is FileSearch and self.stores is not None:
+            self.stores.check(checked, path)
+        if kind is CodeInterpreter and self.files is None and file_ids_of(checked):
+            checks.unsupported(f"{path}.container.file_ids", "this server has no files.")
+        return checked
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return `tools` without secrets, for clients and for storage."""
         return [_CLASSES[tool["type"]].echo(tool) if tool["type"] in _CLASSES else tool for tool in tools]
+
+    def cites(self, tools: Iterable[Tool], sources: Sources) -> bool:
+        """Return whether the model may cite `sources`, the results of the history, or results of searches with `tools`."""
+        return bool(sources) or any(tool["type"] in _SEARCHES and self.unserved.serves(tool) for tool in tools)
 
     def toolbox(
         self,
@@ -87,19 +111,30 @@ class Tools:
         headers: Mapping[str, str],
         owner: str,
         gate: Gate,
+        sources: Sources,
+        caller: Any = None,
     ) -> Toolbox | None:
         """Return the toolbox for a run of `owner`, or None if there is nothing to execute.
 
         `tools` must have passed `check`. `items` are the history, the input and any output so far. `own` is the input. The
         trace headers in `headers` are sent to tool servers. `gate` is awaited before anything is sent to a tool server.
+        Searches add their results to `sources`, and may send requests to the upstream for `caller`.
 
         Raises `BadRequest` if an approval refers to an unknown approval request, or if the request approves too many calls.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        context = ToolContext(self.settings, self.search, self.http, self.sealer, owner, items, trace)
-        entries = [_CLASSES[tool["type"]](tool, context) for tool in tools if tool["type"] in _CLASSES]
+        services = self.settings, self.search, self.http, self.sealer
+        context = ToolContext(*services, owner, sources, self.stores, self.files, caller, items, trace)
+        entries = {
+            f"tools[{index}]": kind(tool, context)
+            for index, tool in enumerate(tools)
+            if (kind := self._class(tool)) is not None
+        }
         approved = _approved(items, own)
         return Toolbox(entries, approved, gate) if entries or approved else None
+
+    async def refuse_own_objects(self, tools: Sequence[Tool], owner: str, gate: Gate) -> None:
+        """Raise `NotSupported` if one of the `tools` names an object of `owner` here, and another server executes the tool."""
 
     async def close(self, toolbox: Toolbox) -> None:
         """Close `toolbox`, in the background if possible, because an MCP server may be slow to end its session."""
@@ -119,11 +154,36 @@ class Tools:
 class ForwardedTools(Tools):
     """Replaces `Tools` if the upstream has a Responses API, because such an upstream checks and runs tools itself."""
 
-    def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        return list(tools)
+    def __post_init__(self) -> None:
+        self.unserved = UnservedTools(self.settings, self.search, forwards=True)
 
-    def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        return []
+    def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
+        self.unserved.check(tools, choice)
+        return [tool for tool in tools if self.unserved.serves(tool)]
+
+    async def refuse_own_objects(self, tools: Sequence[Tool], owner: str, gate: Gate) -> None:
+        named = [*islice(_named_objects(tools), _MAX_NAMED)]
+        if not named or (self.stores is None and self.files is None):
+            return
+        await gate()
+        for path, object_id in named:
+            if await self._has(object_id, owner):
+                message = (
+                    f"'{path}' is an object of this server, but the model's upstream executes the tool itself, and has other "
+                    "vector stores and files. Use the model of another upstream."
+                )
+                raise NotSupported(message, param=path)
+
+    async def _has(self, object_id: str, owner: str) -> bool:
+        if object_id.startswith("vs_"):
+            return self.stores is not None and await self.stores.has_store(object_id, owner)
+        try:
+            return self.files is not None and await self.files.find(object_id, owner) is not None
+        except NotFound:
+            return False
+
+    def cites(self, *_: object) -> bool:
+        return False
 
     def toolbox(self, *_: object) -> None:
         return None
@@ -132,18 +192,32 @@ class ForwardedTools(Tools):
 class Toolbox:
     """The server-side tools of one run. The caller must call `open` once, before the first turn, and always `Tools.close`."""
 
-    def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
-        """`approved` maps the path of each approval in the request to its approval request."""
-        self._entries = entries
+    def __init__(self, entries: Mapping[str, ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
+        """`entries` maps paths in the request to tools, and `approved` maps paths of approvals to their approval requests."""
+        self._paths = entries
+        self._entries = [*entries.values()]
         self._requests = approved
         self._gate = gate
-        self._serving: dict[int, ServedFunction] = {}
         self.offered: list[OfferedFunction] = []
         """The functions to offer to the model, under their original names."""
         self.approved: Chunk | None = None
         """A chat chunk that contains the approved calls, as if the model had just made them. None if no call was approved."""
         self.approved_functions: list[OfferedFunction] = []
         """Functions used by the approved calls. The model may not call these functions, because each call needs an approval."""
+
+    async def check_access(self) -> None:
+        """Check that the owner has the objects that the tools name. Raises `APIError` if not, and the errors of the gate."""
+        naming = {path: entry for path, entry in self._paths.items() if entry.names_objects}
+        if naming:
+            await self._gate()
+        for path, entry in naming.items():
+            await entry.check_access(path)
+
+    async def restore(self, items: Sequence[Item]) -> None:
+        """Add missing results to `items`, the output of another worker. Raises the errors of the gate."""
+        await self._gate()
+        for entry in self._entries:
+            await entry.restore(items)
 
     async def open(self) -> None:
         """Open all entries concurrently, and set `offered`, `approved` and `approved_functions`.
@@ -159,28 +233,29 @@ class Toolbox:
         served = [function for task in opening for function in task.result()]
         approved = self._approve()
         self.offered, self.approved_functions = [*served], [*approved]
-        self._serving = {id(function.form): function for function in (*served, *approved)}
+
+    @property
+    def approvals(self) -> list[str]:
+        """The ids of the approval requests whose calls the request approves."""
+        return [request["id"] for request in self._requests.values()]
 
     @property
     def listings(self) -> list[Item]:
         """The `mcp_list_tools` items to add to the output."""
         return [entry.listing for entry in self._entries if isinstance(entry, MCPServer) and entry.listing is not None]
 
-    @property
-    def sources(self) -> list[Mapping[str, Any]]:
-        return [source for entry in self._entries for source in entry.sources]
-
-    async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
-        """Call the function of `offered` or `approved_functions` that has this `form` object. Raises the errors of the gate.
+    async def call(self, served: OfferedFunction, arguments: str, call_id: str) -> ToolResult:
+        """Call a function of `offered` or `approved_functions`, perhaps under another name. Raises the errors of the gate.
 
         `call_id` is the id of the model's call, which is recorded in the span.
         """
         await self._gate()
-        served = self._serving[id(form)]
-        name = form.members.get("name", served.name)
-        label = form.members.get("server_label", "")
+        assert isinstance(served, ServedFunction)
+        name = served.form.members.get("name", served.name)
+        label = served.form.members.get("server_label", "")
         with tool_call_span(name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server) as record:
             result = await served.call(arguments)
+            result = await by_size(result.size, _redacted, result)
             record(result.content, result.failed)
         return result
 
@@ -195,11 +270,29 @@ class Toolbox:
         for index, (path, request) in enumerate(self._requests.items()):
             name = f"approved_{index}"
             approved.append(_approved_function(servers, request, path, name))
-            function = {"name": name, "arguments": request["arguments"]}
-            calls.append({"index": index, "id": request["id"], "function": function})
+            calls.append({**origin.chat_call(request, name, request["arguments"]), "index": index})
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
         return approved
+
+
+def _named_objects(tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
+    """Yield the path and the id of each vector store and file that tools name. The tools may be invalid."""
+    for index, tool in enumerate(tools):
+        container = tool.get("container")
+        lists = {
+            "vector_store_ids": tool.get("vector_store_ids"),
+            "container.file_ids": container.get("file_ids") if isinstance(container, dict) else None,
+        }
+        for name, ids in lists.items():
+            for place, one in enumerate(ids if isinstance(ids, list) else ()):
+                if isinstance(one, str):
+                    yield f"tools[{index}].{name}[{place}]", one
+
+
+def _redacted(result: ToolResult) -> ToolResult:
+    """Return `result` without secrets, which a tool server may have received from this server and repeated."""
+    return replace(result, content=redacted_values(result.content), members=redacted_values(result.members))
 
 
 def _check_servers(tools: Sequence[Tool]) -> None:

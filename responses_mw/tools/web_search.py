@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..protocol.request import checks
-from ..protocol.response.text import listing, sources_of
+from ..protocol import checks
+from ..protocol.citations import Source
+from ..protocol.search_results import CITE, web_listing
 from ..protocol.tool_kinds.form import CallForm, as_function, parse_arguments
 from ..protocol.tool_kinds.registry import WEB_SEARCH
 from ..protocol.types import Tool
-from ..settings.groups import SearchSettings, ToolSettings
+from ..settings.groups import ToolSettings
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
 from .mcp_search import MCPSearch
 from .search import PROVIDERS, Query, SearchFailed, SearchHit, SearchProvider, plain_host
@@ -24,24 +25,10 @@ _MAX_URL = 2_048
 _MAX_DOMAINS = 100
 _FUNCTION = as_function(
     "web_search",
-    "Searches the web. Gives numbered results, each with its title, URL and an excerpt. "
-    "Cite those that you use, by number as in [1] or by a Markdown link to the URL.",
-    {"query": {"type": "string", "description": "What to search for."}},
+    f"Search the web. Returns numbered results with title, URL and excerpt. {CITE}",
+    {"query": {"type": "string", "description": "Search query."}},
     "query",
 )
-
-
-def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Raise `BadRequest` if the `tool_choice` forces a search but no search provider is configured.
-
-    A request that only offers the tool is accepted, because some clients, such as Codex, always offer the tool.
-    """
-    chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
-    mode = choice if isinstance(choice, str) else choice.get("mode", "required")
-    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in WEB_SEARCH.types for one in chosen):
-        checks.unsupported(
-            "tool_choice", "this server has no web search; its operator can configure one (setting 'search.provider')."
-        )
 
 
 def _content_types(value: Any, path: str) -> list[Any]:
@@ -82,8 +69,7 @@ _definition = checks.closed_object(
 class WebSearch(ServerTool):
     """The web search of one run. Without a provider, or if `external_web_access` is false, it offers no function.
 
-    `sources` includes the sources in the history. Results are numbered across the whole history, and a URL keeps its number.
-    Searches may run concurrently.
+    Results are numbered across the whole history, and a URL keeps its number. Searches may run concurrently.
     """
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
@@ -92,9 +78,7 @@ class WebSearch(ServerTool):
         if name != "none" and tool.get("external_web_access", True):
             self.provider = MCPSearch(context) if "/" in name else PROVIDERS[name](context)
         self._options = _options(tool)
-        self.sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
-        self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
-        self._last = max(self._numbers.values(), default=0)
+        self._sources = context.sources
 
     @staticmethod
     def check(tool: Tool, path: str, settings: ToolSettings) -> Tool:
@@ -128,22 +112,18 @@ class WebSearch(ServerTool):
             hits = await self.provider.search(query)
         except SearchFailed as error:
             return _failure(f"The search failed: {error}", action)
-        results = self._numbered([hit for hit in hits if _is_usable(hit, query)][: query.count], query.characters)
+        results = self._number([hit for hit in hits if _is_usable(hit, query)][: query.count], query.characters)
         sources = [{"type": "url", "url": result["url"]} for result in results if result["url"]]
-        return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
+        return ToolResult(web_listing(results), {"action": {**action, "sources": sources}, "results": results})
 
-    def _numbered(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
+    def _number(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
         """Return the results with their numbers, and with texts of at most `maximum` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
             title = " ".join(hit.title.split())[:_MAX_TITLE] or hit.url
-            number = self._numbers.get(hit.url)
-            if number is None:
-                self._last += 1
-                number = self._last
-                if hit.url:
-                    self._numbers[hit.url] = number
-                    self.sources.append({"number": number, "url": hit.url, "title": title})
+            number = self._sources.number(*filter(None, [hit.url]))
+            if hit.url and self._sources.get(number) is None:
+                self._sources.add(Source(number, title, url=hit.url))
             excerpt = hit.text if len(hit.text) <= maximum else hit.text[:maximum].rstrip() + " ..."
             results.setdefault(number, {"number": number, "url": hit.url, "title": title, "snippet": excerpt})
         return list(results.values())

@@ -2,5 +2,6 @@
 
 from .caller import Caller, Standing
 from .client import Upstream
+from .operator_key import KeyCheck
 
-__all__ = ["Caller", "Standing", "Upstream"]
+__all__ = ["Caller", "KeyCheck", "Standing", "Upstream"]

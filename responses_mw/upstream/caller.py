@@ -28,7 +28,8 @@ import orjson
 
 from ..auth import ANONYMOUS
 from ..errors import Unauthorized, UpstreamError
-from .stream import check_values
+from ..telemetry import metrics
+from .decoding import check_values
 
 REFUSALS = frozenset({401, 403})
 """Statuses of responses that refuse a credential."""
@@ -58,11 +59,23 @@ class Caller:
     headers: dict[str, str] = field(default_factory=dict)
     scope: MutableMapping[str, Any] | None = None
     standing: Standing = field(default_factory=Standing, compare=False)
+    session: str = field(default="", compare=False)
+    """Key of the session that a request belongs to (see `affinity.session_key`), or "" if it belongs to none."""
+    model: str | None = field(default=None, compare=False)
+    """The model that a request is for, or None if that is not known or does not matter."""
 
-    def again(self) -> Caller:
-        """Return a copy for the caller's next request. Unless it has an API key of this server, it must be accepted again."""
+    def again(self, model: str | None) -> Caller:
+        """Return a copy for the caller's next request, which is for `model`.
+
+        Unless it has an API key of this server, it must be accepted again.
+        """
         is_known = self.standing.is_known
-        return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
+        return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known), model=model)
+
+    def at_another_upstream(self) -> Caller:
+        """Return the caller of the same request at another upstream, which does not get the credential of the caller."""
+        headers = {name: value for name, value in self.headers.items() if name in _NOT_CREDENTIALS}
+        return replace(self, headers=headers, standing=Standing(is_known=self.standing.is_known, is_accepted=True))
 
 
 # -- the check ---------------------------------------------------------------------------------------------------------
@@ -189,7 +202,7 @@ def _key(caller: Caller) -> bytes | None:
 def listed(response: httpx.Response) -> list[dict[str, Any]] | None:
     """Return the listed models, or None if `response` is not a list. Some servers respond to every path with a web page.
 
-    Raises `UpstreamError` if the response has too many JSON values.
+    The listed names may become labels of metrics. Raises `UpstreamError` if the response has too many JSON values.
     """
     if response.status_code >= 300:
         return None
@@ -201,4 +214,6 @@ def listed(response: httpx.Response) -> list[dict[str, Any]] | None:
     models = decoded.get("data") if isinstance(decoded, dict) else None
     if not isinstance(models, list):
         return None
-    return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+    models = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+    metrics.MODELS.add_listed(model["id"] for model in models)
+    return models

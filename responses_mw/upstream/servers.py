@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -12,6 +13,8 @@ from .caller import Caller
 from .client import Upstream, member
 
 T = TypeVar("T")
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Server:
         """Return the context length in tokens, as the server states it. Raises `UpstreamError` after any error response."""
         return None
 
+    async def composes_grammars(self) -> bool | None:
+        """Return whether the server's version can compose a grammar from strict functions and a response format."""
+        return None
+
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
         """Return the prompt tokens of `chat`, which must contain only text."""
         return None
@@ -50,7 +57,7 @@ class Server:
 
         Return None if the member is not a `kind`, or if the request is rejected.
         """
-        value = member(await accepted(self.upstream.post(path, body, self.caller)), name)
+        value = member(await get_if_accepted(self.upstream.post(path, body, self.caller)), name)
         return value if isinstance(value, kind) else None
 
     async def _metadata(self, path: str, *members: str) -> Any:
@@ -64,7 +71,7 @@ class Server:
         return found.get("max_model_len") or (listed.get(parent, {}).get("max_model_len") if isinstance(parent, str) else None)
 
 
-async def accepted(answer: Awaitable[T]) -> T | None:
+async def get_if_accepted(answer: Awaitable[T]) -> T | None:
     """Return the result of `answer`, or None if the server rejects the request as invalid or unknown.
 
     Raises `UpstreamError` if the server is overloaded, refuses the credential or fails.
@@ -79,10 +86,21 @@ async def accepted(answer: Awaitable[T]) -> T | None:
 
 class _VLLM(Server):
     has_tokenizer = shows_prompts = True
-    _SHOWN = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+    _COMPOSES_SINCE = (0, 32)
+    _SHOWN = (
+        *("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+        "add_special_tokens",
+    )
 
     async def context_length(self, model: str) -> Any:
         return await self._length_of_models(model)
+
+    async def composes_grammars(self) -> bool | None:
+        version = member(await get_if_accepted(self.upstream.get("/version", self.caller)), "version")
+        if not isinstance(version, str):
+            return None
+        numbers = _VERSION.match(version)
+        return numbers is not None and (int(numbers[1]), int(numbers[2])) >= self._COMPOSES_SINCE
 
     async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
         return await self._query("/tokenize", self._rendered(chat), "tokens", list)

@@ -1,32 +1,40 @@
-"""Decode the upstream's answer from network reads to chat chunks, or to the events of its own Responses API."""
+"""Decode the upstream's answer from network reads to chat chunks."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import httpx
-import orjson
 
-from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout
+from ..errors import UpstreamBrokeOff, UpstreamError
 from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
-from ..protocol.request.checks import has_more_values, loads
-from ..protocol.response.events import TERMINAL
 from ..protocol.sse import DONE, SSEDecoder
 from ..protocol.types import Chunk
-from .errors import from_frame, is_error
+from ..tasks import MAX_INLINE_BYTES, by_size
+from .decoding import MAX_TEXT, NotAnObject, NotJSON, Scalar, check_text, json_object
+from .endpoint import Endpoint
+from .errors import find_error, from_frame
+from .idle_timeout import IdleTimeout
+from .pool import Lease
 
-_TICKS = 8
-MAX_VALUES = 6_000_000
-"""Maximum number of JSON values in a frame or a body, as in 30,000 tokens with 20 alternatives. Each takes 64 bytes."""
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = "text/event-stream"
+_BEGINS_EVENTS = re.compile(rb"(?:data|event|id|retry|error)?:")
+_MIN_BEGINNING = 6  # minimum number of bytes that show whether a body is a stream of events
+_SPACE = b"\xef\xbb\xbf \t\r\n"  # with the byte order mark
+_MIN_GRANT = 256 * 1024  # bytes after which the text is measured again if it may exceed `MAX_TEXT`
 _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
 class ChatStream:
-    """The answer to one chat request. Its content type determines whether it is a stream of chunks or one document.
+    """The answer to one chat request. Its first bytes determine whether it is a stream of chunks or one document.
 
     Call `begin` first. Each iteration step then returns the chunks completed by one network read. At the end, `done` is true if
     the answer is complete: `[DONE]` or a whole document has arrived.
@@ -36,11 +44,16 @@ class ChatStream:
 
     _reads_texts: ClassVar[bool] = True  # whether a chunk that holds only text is returned as `Text`
 
-    def __init__(self, response: httpx.Response, *, first_byte_timeout: float, idle_timeout: float, max_bytes: int) -> None:
+    def __init__(
+        self, response: httpx.Response, lease: Lease, *, first_chunk_timeout: float, idle_timeout: float, max_bytes: int
+    ) -> None:
+        """`lease` is the request in flight. Closing the stream releases it."""
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._response = response
+        self._lease = lease
+        self._body = response.stream
         self._source = aiter(response.stream)
-        self._first_byte_timeout = first_byte_timeout  # until the first chunk, because vLLM sends its status earlier
+        self._first_chunk_timeout = first_chunk_timeout  # vLLM sends its status earlier
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
         self._decoder = SSEDecoder()
@@ -51,8 +64,10 @@ class ChatStream:
         self._first: list[Chunk | Text] = []
         self.head: Chunk = {}
         """The first chunk, with the completion's id and model, or an empty dict if no chunk has arrived."""
-        self._is_over = self._is_read = False
-        self._max_bytes = self._left = max_bytes
+        self._is_over = self._is_read = self._has_begun = self._is_finished = False
+        self._max_bytes = max_bytes
+        self._granted = self._left = min(max_bytes, MAX_TEXT)  # the bytes up to which the text need not be measured; those left
+        self._text_size: Callable[[], int] = lambda: 0
         self.done = False
 
     async def begin(self) -> None:
@@ -61,30 +76,69 @@ class ChatStream:
             check_uncompressed(self._response)
         except BodyRefused as error:
             raise UpstreamError(f"The upstream sent {error}.") from None
-        self._idle.watch(self._first_byte_timeout)
-        if self._response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            self._first = await anext(self, [])
+        self._idle.watch(self._first_chunk_timeout)
+        beginning, is_stream = await self._beginning()
+        if is_stream:
+            await self._begin_stream(beginning)
+            self._first = self._first or await anext(self, [])
         else:
-            body = await self._read_all()
-            self._first = [self._whole(whole) for whole in (*self._halves.feed(body), *self._halves.flush())]
-            self.done = self._is_over = True
+            body = beginning + await self._read_all()
+            await by_size(len(body), self._take_document, body)
+        if self.done and not self._first:
+            raise UpstreamError("The upstream ended its answer without any output.")
         self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
+
+    async def _beginning(self) -> tuple[bytes, bool]:
+        """Read the beginning of the body. Return it without white space, and whether the body is a stream of events.
+
+        The content type alone does not tell. Gateways send streams as plain text, and errors without framing as streams.
+        """
+        is_declared = self._response.headers.get("content-type", "").lower().startswith(_EVENT_STREAM)
+        minimum = 1 if is_declared else _MIN_BEGINNING
+        data = b""
+        while not self._is_read and len(data) < minimum:
+            data = (data + await self._read_some()).lstrip(_SPACE)
+        return data, not data.startswith(b"{") if is_declared else _BEGINS_EVENTS.match(data) is not None
+
+    async def _begin_stream(self, beginning: bytes) -> None:
+        try:
+            self._first = await self._take(beginning) if beginning else []
+            if self._is_read and not self._is_over:
+                self._first += await self._take(b"")
+        except UpstreamError as fault:
+            self._fault, self._is_over = fault, True
+
+    def _take_document(self, body: bytes) -> None:
+        """Decode a body that is one document or, at the end of the body, several ones and events."""
+        self._is_over = True
+        try:
+            self._first = [self._whole(whole) for whole in (*self._halves.feed(body), *self._halves.flush())]
+            self.done = True
+        except NotJSON:
+            self._is_over = False
+            self._first = self._decode_frames([*self._decoder.feed(body), *self._decoder.flush()]) + self._flush()
+            if not (self._first or self._fault or self.done):
+                raise
+            if self._fault and not self._first:
+                raise self._fault from None
+            self._is_over = True
 
     def __aiter__(self) -> ChatStream:
         return self
 
     async def __anext__(self) -> list[Chunk | Text]:
         if self._first:
-            self._idle.watch(self._idle_timeout)
+            if not self._is_over:
+                self._idle.watch(self._idle_timeout)
             first, self._first = self._first, []
             return first
         while not self._is_over:
             try:
                 data = await self._read()
                 text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
-                chunks: list[Chunk | Text] = [text] if text else self._take(data)
+                chunks: list[Chunk | Text] = [text] if text else await self._take(data)
             except UpstreamError as fault:
-                chunks = self._flushed()
+                chunks = self._flush()
                 self._fault, self._is_over = fault, True
             if chunks:
                 return chunks
@@ -103,22 +157,41 @@ class ChatStream:
             idle.check()
             raise
         except httpx.HTTPError as error:
+            self._lease.record_error(error)
             message = f"The upstream closed the connection before its answer was complete ({type(error).__name__})."
             raise UpstreamBrokeOff(message) from error
         idle.is_waiting = False
         idle.ticks = 0
         self._left -= len(data)
         if self._left < 0:
-            raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
+            self._grant()
         return data
+
+    def _grant(self) -> None:
+        """Allow as many further bytes as the text may grow, because the text does not grow faster than the bytes received."""
+        received = self.received
+        if received > self._max_bytes:
+            raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
+        size = self._text_size()
+        check_text(size)
+        self._granted = min(received + max(MAX_TEXT - size, _MIN_GRANT), self._max_bytes)
+        self._left = self._granted - received
 
     async def _read_all(self) -> bytes:
         parts: list[bytes] = []
         while not self._is_read:
-            parts.append(await self._read())
-            if self.received > MAX_BODY:
-                raise UpstreamError(f"The upstream sent an answer of more than {MAX_BODY} bytes.")
+            parts.append(await self._read_some())
         return b"".join(parts)
+
+    async def _read_some(self) -> bytes:
+        data = await self._read()
+        if self.received > MAX_BODY:
+            raise UpstreamError(f"The upstream sent an answer of more than {MAX_BODY} bytes.")
+        return data
+
+    def limit_text(self, size: Callable[[], int]) -> None:
+        """Fail if the text of the response exceeds `MAX_TEXT`. `size` measures it. It is called rarely, not for each token."""
+        self._text_size = size
 
     def divert(self, take: Callable[[Text], bool]) -> None:
         """While the reader waits, pass each text that arrives alone in one read to `take` instead of the reader.
@@ -141,28 +214,39 @@ class ChatStream:
             self._response.extensions["divert"](take_text)
 
     @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint that sends the answer."""
+        return self._lease.endpoint
+
+    @property
     def received(self) -> int:
         """Number of bytes of the answer received so far."""
-        return self._max_bytes - self._left
+        return self._granted - self._left
 
     async def aclose(self) -> None:
         """Stop the idle timeout and close the response, even if the answer is incomplete."""
         self._idle.close()
-        await self._response.aclose()
+        self._lease.release()
+        self._fault = None  # its traceback refers to this object
+        await self._body.aclose()
 
-    def _take(self, data: bytes) -> list[Chunk | Text]:
+    async def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks completed by `data`. Empty `data` marks the end of the body."""
-        chunks = self._decoded(self._decoder.feed(data) if data else self._decoder.flush())
+        frames = self._decoder.feed(data) if data else self._decoder.flush()
+        if frames and len(frames[0]) > MAX_INLINE_BYTES:  # only the first one can have arrived in several reads
+            chunks = await by_size(len(frames[0]), self._decode_frames, frames)
+        else:
+            chunks = self._decode_frames(frames)
         if not data:
-            chunks += self._flushed()
+            chunks += self._flush()
             self._is_over = True
-            if isinstance(self._fault, _NotJSON):  # the last frame is incomplete
+            if isinstance(self._fault, NotJSON):  # the last frame is incomplete
                 self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
         # A frame that may contain the other half of a character must be parsed.
         self._begins_frame = self._reads_texts and self._decoder.is_between_frames and not self._halves.is_holding
         return chunks
 
-    def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
+    def _decode_frames(self, frames: list[bytes]) -> list[Chunk | Text]:
         """Decode `frames` up to the end of the answer or the first fault.
 
         The fault is raised after the chunks before it are read.
@@ -178,7 +262,7 @@ class ChatStream:
                 break
         return chunks
 
-    def _flushed(self) -> list[Chunk | Text]:
+    def _flush(self) -> list[Chunk | Text]:
         chunks: list[Chunk | Text] = []
         for frame in self._halves.flush():
             self._decode(frame, chunks)
@@ -189,21 +273,31 @@ class ChatStream:
         if self._is_over:
             return
         try:
-            chunk = None if frame == DONE else self._parsed(frame)
+            chunk = None if _is_done(frame) else self._parsed(frame)
         except UpstreamError as fault:
-            self._fault, self._is_over = fault, True
+            if not self._is_junk(fault):
+                self._fault, self._is_over = fault, True
             return
         if chunk is not None:
             chunks.append(chunk)
+            self._has_begun = True
             if self._reads_texts:
                 self._fast_path.learn(frame, chunk)
+            self._is_finished = self._is_finished or _has_finish_reason(chunk)
         self.done = self._is_last(chunk)
         self._is_over = self.done or chunk is None
 
+    def _is_junk(self, fault: UpstreamError) -> bool:
+        """Return whether a frame can be ignored: a scalar or, after the finish reason, anything but an object."""
+        is_junk = isinstance(fault, Scalar) or (self._is_finished and isinstance(fault, NotAnObject))
+        if is_junk:
+            logger.debug("ignored a frame of the upstream that is not an object")
+        return is_junk
+
     def _parsed(self, frame: bytes) -> Chunk:
-        chunk = _json_object(frame)
-        if ("choices" not in chunk or "error" in chunk) and is_error(chunk):
-            raise from_frame(chunk)
+        chunk = json_object(frame)
+        if (not chunk.get("choices") or b'"error"' in frame) and (error := find_error(chunk)):
+            raise from_frame(error, is_first=not self._has_begun)
         return chunk
 
     def _is_last(self, chunk: Chunk | None) -> bool:
@@ -231,104 +325,10 @@ class ChatStream:
                         pass
 
 
-class _NotJSON(UpstreamError):
-    """A frame or a whole body is not JSON."""
+def _is_done(frame: bytes) -> bool:
+    return frame[:1] != b"{" and frame.strip(b' \t"').upper().startswith(DONE)
 
 
-def check_values(data: bytes) -> None:
-    """Raise `UpstreamError` if a JSON text has more than `MAX_VALUES` values. Decoding it would take too much memory."""
-    if has_more_values(data, MAX_VALUES):
-        raise UpstreamError(f"The upstream sent more than {MAX_VALUES} JSON values at once.")
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    check_values(data)
-    try:
-        decoded = loads(data)
-    except orjson.JSONDecodeError as error:
-        raise _NotJSON("The upstream sent data that is not JSON.") from error
-    if not isinstance(decoded, dict):
-        raise UpstreamError("The upstream sent JSON that is not an object.")
-    return decoded
-
-
-class IdleTimeout:
-    """Cancels a reader that waits too long for the network.
-
-    One periodic timer runs for the whole answer, and counts the consecutive ticks at which the reader is waiting. A timer for
-    each read, or even reading the clock, would cost more than the read itself.
-    """
-
-    __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")
-
-    def __init__(self) -> None:
-        self.is_waiting = False
-        """Whether the reader waits for the network. False while the reader's consumer processes the data."""
-        self.ticks = 0
-        """Number of consecutive ticks at which the reader was waiting. The reader resets this number after each read."""
-        self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_cancelled = False
-
-    def watch(self, timeout: float) -> None:
-        """Limit each wait of the current task to `timeout` seconds. The limit may be up to an eighth longer."""
-        self.close()
-        self._task = asyncio.current_task()
-        self._timeout = timeout
-        self.ticks = 0
-        self._arm()
-
-    def check(self) -> None:
-        """Raise `UpstreamTimeout` if this timeout alone cancelled the reader."""
-        if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
-            raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
-
-    def close(self) -> None:
-        self._task = None  # a cancelled task keeps its frames, which refer to this object
-        if self._timer:
-            self._timer.cancel()
-
-    def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._timeout / _TICKS, self._tick)
-
-    def _tick(self) -> None:
-        if self.is_waiting:
-            self.ticks += 1
-        if self.ticks <= _TICKS:
-            self._arm()
-        elif self._task:
-            self._is_cancelled = self._task.cancel()
-
-
-_FINISHED = {"completed": "response.completed", "incomplete": "response.incomplete"}
-_NO_RESPONSE = "The upstream's answer is not a response."
-
-
-class ResponsesStream(ChatStream):
-    """A `ChatStream` that returns the events of a Responses API instead of chat chunks.
-
-    If the upstream answers with one JSON document instead of a stream, the document is returned as a terminal event. After a
-    terminal event, `done` is true and nothing more is read.
-    """
-
-    _reads_texts = False
-
-    def _parsed(self, frame: bytes) -> dict[str, Any]:
-        event = _json_object(frame)
-        kind = event.get("type")
-        if event.get("object") == "response" and kind is None:
-            return {"type": _FINISHED.get(str(event.get("status")), "response.failed"), "response": event}
-        if kind == "error" or (kind is None and is_error(event)):
-            raise from_frame(event)
-        if not isinstance(kind, str):
-            raise UpstreamError(_NO_RESPONSE)
-        return event
-
-    def _is_last(self, chunk: Chunk | None) -> bool:
-        return chunk is not None and chunk["type"] in TERMINAL
-
-    def _whole(self, body: bytes) -> dict[str, Any]:
-        event = self._parsed(body)
-        if not self._is_last(event):
-            raise UpstreamError(_NO_RESPONSE)
-        return event
+def _has_finish_reason(chunk: Chunk) -> bool:
+    choices = chunk.get("choices")
+    return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)

@@ -9,8 +9,8 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.asgi.access import APIKeyMiddleware
-from responses_mw.auth import APIKeys
-from responses_mw.errors import StartupError
+from responses_mw.auth import APIKeys, owner_in
+from responses_mw.errors import BadRequest, StartupError
 from tests.support.configured import make_settings
 from tests.support.scripted import HELLO
 
@@ -132,8 +132,8 @@ def test_a_file_may_have_comments_and_empty_lines(tmp_path: Path) -> None:
     file.write_text("\n".join(["# who may ask", "", f"  {LINES[0]}  ", LINES[2].upper().replace("BOB:SHA", "bob:sha")]))
     keys = APIKeys.of(make_settings(auth__api_keys=[f"@{file}"]).auth)
     assert keys is not None
-    assert [keys.name(f"Bearer {key}") for key in (ALICE, BOB, OTHER_OF_ALICE)] == ["alice", "bob", None]
-    assert keys.name(f"Basic {ALICE}") is None
+    assert [keys.find(f"Bearer {key}") for key in (ALICE, BOB, OTHER_OF_ALICE)] == [("alice", None), ("bob", None), None]
+    assert keys.find(f"Basic {ALICE}") is None
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,27 @@ def test_tenant_keys_must_be_the_names_of_keys(keys: list[str]) -> None:
         APIKeys.of(make_settings(auth__api_keys=keys, auth__tenant_header="x-tenant", auth__tenant_keys=["carol"]).auth)
     with pytest.raises(ValueError, match="tenant_header"):
         make_settings(auth__api_keys=keys, auth__tenant_keys=["alice"])
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------------
+
+
+def owner(*authorization: str, **settings: Any) -> str:
+    """Return the owner of a request with these `Authorization` headers."""
+    scope = {"type": "http", "headers": [(b"authorization", value.encode()) for value in authorization]}
+    return owner_in(scope, make_settings(**settings).auth)
+
+
+def test_the_owner_of_a_credential_does_not_depend_on_its_spelling() -> None:
+    assert owner("Bearer key") == owner("bearer key") == owner(" BEARER   key ")
+    others = [(), ("key",), ("KEY",), ("Bearer Key",), ("Bearer other",), ("Basic key",), ("Bearer key", "Bearer other")]
+    assert len({owner("Bearer key"), *(owner(*other) for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"), [([], "is missing"), ([b" "], "is empty"), ([b"one", b"two"], "is sent more than once")]
+)
+def test_the_error_about_a_tenant_header_says_what_is_wrong(values: list[bytes], fault: str) -> None:
+    scope = {"type": "http", "headers": [(b"x-tenant", value) for value in values]}
+    with pytest.raises(BadRequest, match=fault):
+        owner_in(scope, make_settings(auth__tenant_header="X-Tenant").auth)

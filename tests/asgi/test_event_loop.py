@@ -86,7 +86,7 @@ async def test_a_large_request_does_not_block_the_event_loop(
     make: Callable[[], dict[str, Any]], upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     body = orjson.dumps({"model": "tiny", "store": False, **make()})
-    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
         upstream.whole(_chunk())
         assert (await http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "store": False})).status_code == 200
@@ -107,7 +107,7 @@ async def _longest_pause(http: httpx.AsyncClient, body: bytes, upstream: Scripte
 
 async def test_reading_large_stored_objects_does_not_block_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     message = {"role": "user", "content": "Hi", "more": [{"a": 1}] * 300_000}
-    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
         upstream.whole(_chunk())
         stored = (await http.post("/v1/responses", json={"model": "tiny", "input": [message]})).json()
@@ -125,7 +125,7 @@ async def test_reading_large_stored_objects_does_not_block_the_event_loop(upstre
 
 async def test_compacting_a_large_history_does_not_block_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     parts = [{"type": "input_text", "text": "a"}] * 330_000
-    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
         upstream.whole(_chunk())
         stored = (

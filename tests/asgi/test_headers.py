@@ -22,6 +22,7 @@ STATUSES = {
     "no_json": 400,
     "without_key": 401,
     "from_foreign_page": 403,
+    "for_foreign_host": 421,
     "broken_off": 502,
     "over_limit": 429,
 }

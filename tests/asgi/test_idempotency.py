@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from responses_mw.app import open_state
 from responses_mw.asgi import idempotency
 from responses_mw.asgi.idempotency import OnceOnly
-from responses_mw.engine.runner import Runner
-from responses_mw.errors import Unauthorized
+from responses_mw.engine.run_checks import RunChecks
+from responses_mw.errors import BadRequest, Conflict, Unauthorized
 from responses_mw.protocol.request.create import parse
-from responses_mw.state import State, connect
+from responses_mw.protocol.types import Event
+from responses_mw.state import State, StateUnavailable, connect
+from responses_mw.state_opening import open_state
 from tests.support.configured import make_settings
 from tests.support.echo import Echo
 from tests.support.oracle import check
 from tests.support.scripted import HELLO, Signal, completion, finish, text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
     import httpx
 
     from responses_mw.engine.run import Run
-    from responses_mw.protocol.response.events import Event
+    from responses_mw.protocol.types import Event
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
@@ -36,6 +37,14 @@ BODY = {"model": "tiny", "input": "Hi"}
 
 
 SECRET = "a secret that all the replicas of the deployment have"
+
+
+async def accept() -> None:
+    """Let every caller pass."""
+
+
+def ended(response_id: str, *, store: bool) -> Event:
+    return Event("response.completed", {"type": "response.completed", "response": {"id": response_id, "store": store}})
 
 
 @pytest.fixture
@@ -163,8 +172,6 @@ async def test_a_client_that_disconnects_frees_its_key(ours: Ours, upstream: Scr
 
 
 async def test_cancelling_a_request_while_it_reserves_its_key_frees_the_key(redis_url: str) -> None:
-    async def accept() -> None: ...
-
     async def answer() -> AsyncGenerator[list[Event], None]:
         await asyncio.Event().wait()
         yield []
@@ -179,7 +186,59 @@ async def test_cancelling_a_request_while_it_reserves_its_key_frees_the_key(redi
                 await asyncio.sleep(0)
             running.cancel()
             await asyncio.wait({running})
-            assert await OnceOnly(state, "owner", str(steps), b"{}", accept).earlier(wait=False) is None
+            assert await OnceOnly(state, "owner", str(steps), b"{}", accept).find_earlier(wait=False) is None
+
+
+@pytest.fixture
+async def guard(redis_url: str) -> AsyncIterator[Callable[..., OnceOnly]]:
+    """Create guards of repeated requests with one key."""
+    async with open_state(make_settings(redis__url=redis_url)) as state:
+        assert state is not None
+        yield lambda key="1": OnceOnly(state, "owner", key, b"{}", accept)
+
+
+async def batch_of(*events: Event) -> AsyncGenerator[list[Event], None]:
+    yield list(events)
+
+
+@pytest.mark.parametrize("events", [[], [ended("resp_1", store=False)]], ids=["no response", "unstored response"])
+async def test_a_run_without_a_stored_response_frees_its_key(guard: Callable[..., OnceOnly], events: list[Event]) -> None:
+    batches = guard().run(batch_of(*events), parse(BODY), open_reasoning=False)
+    assert [batch async for batch in batches] == [events]
+    assert await guard().find_earlier(wait=False) is None
+
+
+async def test_the_key_of_a_stored_response_is_kept_for_a_day(
+    guard: Callable[..., OnceOnly], running_key: Callable[[], tuple[redis.Redis, bytes]]
+) -> None:
+    started = Event("response.in_progress", {"type": "response.in_progress"})
+    batches = guard().run(batch_of(started, ended("resp_1", store=True)), parse(BODY), open_reasoning=False)
+    assert len(await anext(batches)) == 2
+    await batches.aclose()
+    client = running_key()[0]
+    [key] = client.keys("rmw:{i*")
+    assert client.hget(key, "done") is not None
+    assert 23 < client.ttl(key) / 3600 <= 24
+
+
+async def hold_and_fail(guard: OnceOnly, error: Exception) -> None:
+    async with guard.hold_key():
+        assert await guard.find_earlier(wait=False) is None
+        await guard.name("resp_" + "0" * 50)
+        raise error
+
+
+async def test_an_error_after_the_response_was_named_frees_the_key_unless_the_response_may_be_stored(
+    guard: Callable[..., OnceOnly],
+) -> None:
+    for key, error, is_free in (("1", StateUnavailable("away"), False), ("2", BadRequest("no"), True)):
+        with pytest.raises(type(error)):
+            await hold_and_fail(guard(key), error)
+        if is_free:
+            assert await guard(key).find_earlier(wait=False) is None
+        else:
+            with pytest.raises(Conflict):
+                await guard(key).find_earlier(wait=False)
 
 
 async def test_redis_is_not_used_for_a_refused_caller(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,15 +285,15 @@ class SlowCheck:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held, self.go = Signal(), Signal()
-        check = Runner.check
+        check = RunChecks.check
 
-        async def slow(runner: Runner, run: Run) -> None:
+        async def slow(checks: RunChecks, run: Run) -> None:
             if not self.held.is_set():
                 self.held.set()
                 await self.go.wait()
-            await check(runner, run)
+            await check(checks, run)
 
-        monkeypatch.setattr(Runner, "check", slow)
+        monkeypatch.setattr(RunChecks, "check", slow)
 
 
 @pytest.fixture

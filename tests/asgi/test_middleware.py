@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from responses_mw import ResponsesMiddleware, Settings, create_app
-from responses_mw.app import open_upstream
+from responses_mw.upstream.opening import open_upstreams
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.support.configured import make_settings
 from tests.support.oracle import check, stream, whole
@@ -67,13 +67,39 @@ def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
 # -- paths --------------------------------------------------------------------------------------------------------------------
 
 
+def mounted_at(root: str) -> Callable[[ASGIApp], ASGIApp]:
+    """Return what a host does that mounts an application at `root`, and keeps this prefix in the path."""
+
+    def wrap(app: ASGIApp) -> ASGIApp:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "root_path": root} if scope["type"] == "http" else scope, receive, send)
+
+        return call
+
+    return wrap
+
+
 async def test_responses_are_served_only_below_the_base_path(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/openai/v1/models"] = {"object": "list", "data": upstream.models}
     ours = start(server__base_path="/openai")
     upstream.whole(ANSWER)
     assert (await ours.http.post("/openai/v1/responses", json=BODY)).status_code == 200
-    assert (await ours.http.post("/v1/responses", json=BODY)).json() == {"detail": "Not Found"}
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 404
     assert (await ours.http.post("/openai", json=BODY)).json() == {"detail": "Not Found"}
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1", "/v1/conversations", "/v1/./responses"])
+async def test_our_paths_outside_of_the_base_path_do_not_reach_the_upstream(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, root: str, path: str
+) -> None:
+    """The upstream may have a Responses API too."""
+    ours = start_at("proxy", wrap=mounted_at(root), server__base_path="/openai")
+    url = httpx.URL(ours.url).copy_with(raw_path=b"/x")
+    request = httpx.Request("POST", url, extensions={"target": f"{root}{path}".encode()}, json=BODY)
+    answer = await ours.http.send(request)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+    assert [visit.path for visit in upstream.visits if "models" not in visit.path] == []
 
 
 async def test_upstream_paths_are_proxied_with_and_without_the_base_path(start_at: Callable[..., Ours]) -> None:
@@ -94,17 +120,24 @@ async def test_the_servers_root_path_is_not_sent_upstream(start: Start, upstream
 async def test_paths_with_and_without_the_root_path_are_served(start: Start, upstream: ScriptedUpstream) -> None:
     """A proxy in front may keep the prefix in the path, as with vLLM's --root-path."""
 
-    def repeating(app: ASGIApp) -> ASGIApp:
-        async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            await app({**scope, "root_path": "/api"} if scope["type"] == "http" else scope, receive, send)
-
-        return call
-
-    ours = start(wrap=repeating)
+    ours = start(wrap=mounted_at("/api"))
     upstream.whole(ANSWER)
     assert (await ours.http.post("/api/v1/responses", json=BODY)).status_code == 200
     upstream.whole(ANSWER)
     assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("root", "base_path"), [("/llm", "/openai"), ("/llm/openai", "/openai"), ("/llm/openai", "/llm/openai")]
+)
+async def test_the_base_path_may_be_that_of_a_mount(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, root: str, base_path: str
+) -> None:
+    ours = start_at("proxy", wrap=mounted_at(root), server__base_path=base_path)
+    upstream.whole(ANSWER)
+    answer = await ours.http.post("/llm/openai/v1/responses", json=BODY)
+    assert answer.json()["object"] == "response"
+    assert [request.path for request in upstream.requests] == ["/v1/chat/completions"]
 
 
 async def test_the_middleware_can_be_mounted_below_a_path(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
@@ -276,7 +309,7 @@ async def test_a_custom_transport_is_used_even_if_aenter_returns_none(upstream: 
             await super().__aenter__()
 
     given = Given(upstream)
-    async with open_upstream(upstream, make_settings(), given) as opened:
+    async with open_upstreams(upstream, make_settings(), given) as [opened]:
         assert opened.transport is given
 
 
@@ -311,11 +344,11 @@ async def test_without_a_lifespan_an_invalid_setting_is_logged_and_each_request_
 
 
 async def test_nested_middlewares_log_their_own_routes(
-    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, caplog: pytest.LogCaptureFixture
+    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "responses_mw.access")
-    inner = create_app(make_settings(upstream__url=serve(upstream), upstream__dialect="openai"))
-    url = serve(mounted(inner), lifespan="off")
+    inner = create_app(make_settings(upstream__url=serve(upstream), upstream__dialect="openai", redis__url=redis_url))
+    url = serve(mounted(inner))
     upstream.whole(ANSWER)
     assert (await post(f"{url}/v1/responses")).status_code == 200
     async with asyncio.timeout(20):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tests.support.servers import Start
 
 
-def value(name: str) -> float:
-    return REGISTRY.get_sample_value(name) or 0.0
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -34,11 +34,16 @@ async def test_the_health_of_the_upstream_is_measured() -> None:
     async def ask() -> Finding:
         return Finding("" if answers[0] else "It is away.")
 
-    async with monitoring(None, ask):
-        await until(lambda: value("responses_mw_upstream_up") == 1)
+    async def stay() -> Finding:
+        return Finding()
+
+    measured = {"monitored": ask, "other": stay}
+    async with monitoring(None, measured):
+        await until(lambda: value("responses_mw_upstream_up", upstream="monitored") == 1)
     answers[0] = False
-    async with monitoring(None, ask):
-        await until(lambda: value("responses_mw_upstream_up") == 0)
+    async with monitoring(None, measured):
+        await until(lambda: value("responses_mw_upstream_up", upstream="monitored") == 0)
+        await until(lambda: value("responses_mw_upstream_up", upstream="other") == 1)
 
 
 async def test_a_blocked_event_loop_is_measured_as_lag() -> None:
@@ -46,7 +51,7 @@ async def test_a_blocked_event_loop_is_measured_as_lag() -> None:
         return value("responses_mw_event_loop_lag_seconds_sum")
 
     before = lag()
-    async with monitoring(None, None):
+    async with monitoring(None, {}):
         await asyncio.sleep(0)  # the measurement begins
         time.sleep(LAG_INTERVAL + 0.3)  # noqa: ASYNC251 (it is to be held up)
         await until(lambda: lag() - before >= 0.29)

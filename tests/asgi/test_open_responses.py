@@ -52,7 +52,7 @@ def ours(start_at: Start) -> Ours:
         uvicorn=UVICORN,
         server__reasoning_events="open_responses",
         auth__secret_keys=["k" * 33],
-        upstream__status_grace=5,
+        upstream__status_grace=60,
     )
 
 

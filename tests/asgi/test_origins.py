@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.datastructures import Headers
 
-from responses_mw.asgi.access import Origins
+from responses_mw.asgi.web_pages import Origins
 from responses_mw.errors import Forbidden
 from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Start
+
+    StartAt = Callable[..., Ours]
 
 MINE, OTHER, HERE = "https://mine.example", "https://other.example", "http://here.example:8000"
 
@@ -88,6 +92,22 @@ async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: 
     assert upstream.requests == upstream.visits == []
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "PROPFIND"])
+async def test_a_page_of_another_origin_changes_nothing_at_the_upstream(
+    start_at: StartAt, upstream: ScriptedUpstream, method: str
+) -> None:
+    ours = start_at("proxy", upstream__dialect="vllm", server__cors_origins=[MINE])
+    for site in ({"origin": OTHER}, {"sec-fetch-site": "cross-site"}):
+        refused = await ours.http.request(method, "/v1/load_lora_adapter", content=b"{}", headers=site)
+        assert refused.status_code == 403
+        assert refused.json()["error"]["code"] == "origin_not_allowed"
+    assert upstream.visits == []
+    for site in ({}, {"origin": MINE}, {"origin": ours.url}):
+        await ours.http.request(method, "/v1/load_lora_adapter", content=b"{}", headers=site)
+    await ours.http.get("/v1/load_lora_adapter", headers={"origin": OTHER})
+    assert [visit.method for visit in upstream.visits] == [method] * 3 + ["GET"]
+
+
 async def test_a_page_of_a_listed_origin_can_create_responses(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(server__cors_origins=[MINE])
     upstream.stream(*HELLO)
@@ -98,5 +118,5 @@ async def test_a_page_of_a_listed_origin_can_create_responses(start: Start, upst
 
 
 async def test_get_requests_are_accepted_from_any_origin(ours: Ours) -> None:
-    """The browser does not let the page read the answer."""
+    """Browsers do not let the page read the answer."""
     assert (await ours.http.get("/v1/responses/resp_x", headers={"origin": OTHER})).status_code == 404

@@ -16,12 +16,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from responses_mw import create_app
-from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports import http11
 from responses_mw.upstream.transports.http11 import NetworkTransport
 from tests.support.configured import make_settings
 from tests.support.scripted import HELLO
-from tests.support.servers import lifespan
+from tests.support.servers import lifespan, proxy_to
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -98,7 +97,7 @@ async def proxied(
     """A client of a proxy in front of `upstream`; the proxy waits `patience` seconds for the upstream."""
     async with (
         transport,
-        served(ReverseProxy(Bounded(transport, patience), upstream), **server) as url,
+        served(proxy_to(Bounded(transport, patience), upstream), **server) as url,
         httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client,
     ):
         yield client
@@ -444,7 +443,7 @@ async def test_the_hosts_root_path_does_not_reach_the_upstream(scope: dict[str, 
         raw_upstream(answering(b"HTTP/1.1 204 No\r\n\r\n", heads)) as upstream,
         httpx_transport() as transport,
     ):
-        sent = await call(ReverseProxy(transport, upstream), HTTP_SCOPE | scope, {"type": "http.request", "body": b""})
+        sent = await call(proxy_to(transport, upstream), HTTP_SCOPE | scope, {"type": "http.request", "body": b""})
     assert heads[0].split(b" ")[1] == expected
     assert sent[0]["status"] == 204
 
@@ -456,7 +455,7 @@ async def test_a_single_http_disconnect_message_ends_the_exchange(
     async with raw_upstream(silent) as upstream, transport:
         async with asyncio.timeout(60):
             sent = await call(
-                ReverseProxy(transport, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
+                proxy_to(transport, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
             )
     assert sent == []
 
@@ -473,12 +472,12 @@ async def test_a_receive_that_fails_ends_the_exchange(transport: httpx.AsyncBase
         raise AssertionError(message)
 
     async with raw_upstream(silent) as upstream, transport, asyncio.timeout(60):
-        await ReverseProxy(transport, upstream)(HTTP_SCOPE, receive, send)
+        await proxy_to(transport, upstream)(HTTP_SCOPE, receive, send)
 
 
 async def test_a_target_that_is_not_a_path_is_a_400() -> None:
     async with httpx_transport() as transport:
-        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
+        proxy = proxy_to(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, HTTP_SCOPE | {"raw_path": b"*"}, {"type": "http.request", "body": b""})
     assert start["status"] == 400
     assert b"invalid_request_error" in body["body"]
@@ -728,7 +727,7 @@ WEBSOCKET_SCOPE: dict[str, Any] = {"type": "websocket", "path": "/", "headers": 
 async def test_a_websocket_is_refused_with_a_426_if_the_server_can_send_it() -> None:
     async with httpx_transport() as transport:
         scope = WEBSOCKET_SCOPE | {"extensions": {"websocket.http.response": {}}}
-        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
+        proxy = proxy_to(transport, "http://127.0.0.1:9")
         start, body = await call(proxy, scope, {"type": "websocket.connect"})
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 426)
     assert (b"upgrade", b"HTTP/1.1") in start["headers"]
@@ -738,14 +737,14 @@ async def test_a_websocket_is_refused_with_a_426_if_the_server_can_send_it() -> 
 
 async def test_a_websocket_is_closed_if_the_server_cannot_send_a_status() -> None:
     async with httpx_transport() as transport:
-        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
+        proxy = proxy_to(transport, "http://127.0.0.1:9")
         sent = await call(proxy, WEBSOCKET_SCOPE, {"type": "websocket.connect"})
     assert sent == [{"type": "websocket.close", "code": 1013}]
 
 
 async def test_the_proxy_completes_the_lifespan() -> None:
     async with httpx_transport() as transport:
-        proxy = ReverseProxy(transport, "http://127.0.0.1:9")
+        proxy = proxy_to(transport, "http://127.0.0.1:9")
         sent = await call(proxy, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
 

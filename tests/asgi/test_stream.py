@@ -1,9 +1,10 @@
-"""The event stream: when it begins, what it contains, and how it ends."""
+"""The event stream: its beginning, its events, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,9 +13,11 @@ import pytest
 from benchmarks.processes import running
 from benchmarks.upstream import MODEL
 from responses_mw.asgi.http_responses import EventResponse, EventStreamResponse, RunJSONResponse
-from responses_mw.asgi.listener import HTTPProtocol
-from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.sse import encode
+from responses_mw.protocol.types import Event
+from responses_mw.server.protocols import HTTPProtocol
 from responses_mw.settings.groups import ServerSettings
+from responses_mw.tasks import MAX_INLINE_BYTES
 from tests.support.oracle import Streamed, check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 
@@ -78,7 +81,10 @@ async def test_held_back_white_space_is_emitted_as_separate_deltas(ours: Ours, u
     assert (await stream(ours)).deltas == [" "] * 5 + ["Hello", "!"]
 
 
-async def test_a_client_that_does_not_read_pauses_the_upstream(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_does_not_read_pauses_the_upstream(
+    ours: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.upstream.stream.MAX_TEXT", 1 << 30)
     tokens = 4_000
     answer = upstream.stream(*[text("x" * 8_000) for _ in range(tokens)], finish())
     async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
@@ -169,7 +175,7 @@ async def test_response_created_is_sent_before_the_upstream_answers(ours: Ours, 
 async def test_response_created_waits_for_the_upstreams_status_within_the_grace(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
-    ours = start(upstream__status_grace=5)
+    ours = start(upstream__status_grace=60)
     begin = Signal()
     upstream.whole(error("too late?", 400), 400, before=begin)
     request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
@@ -289,6 +295,15 @@ CUT = [
     pytest.param([text("Hel"), b"data: [1, 2]\n\n"], True, id="JSON that is not an object"),
     pytest.param([text("Hel"), b'data: {"choices": ["x"]}\n\n'], True, id="an invalid chunk"),
     pytest.param([text("Hel"), finish("abort")], True, id="aborted"),
+    pytest.param(
+        [text(""), {**text("Hel"), "usage": usage()["usage"]}, error("died", 500)], True, id="error frame after the usage"
+    ),
+    pytest.param([text("Hel"), finish("insufficient_system_resource")], True, id="out of resources"),
+    pytest.param([text("Hel"), b"event: error\n: died\n\n"], True, id="error event with a comment, as of Dynamo"),
+    pytest.param([text("Hel"), b"event: error\ndata: died\n\n"], True, id="error event with a text"),
+    pytest.param([text("Hel"), b'{"error": {"message": "died"}}\n\n'], True, id="error without framing"),
+    pytest.param([text("Hel"), {"detail": "died"}], True, id="detail without choices"),
+    pytest.param([text("Hel"), {"choices": None, "base_resp": {"status_code": 1000}}], True, id="error of MiniMax"),
     pytest.param([{**text("Hel"), "usage": usage()["usage"]}], False, id="usage on every chunk, without an end"),
 ]
 
@@ -323,7 +338,7 @@ def _assert_cut(streamed: Streamed) -> None:
 
 async def test_a_truncated_call_has_no_done_event(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(call('{"ci', name="get_weather", call_id="call_1"), done=False)
-    streamed = await stream(ours)
+    streamed = await stream(ours, tools=[{"type": "function", "name": "get_weather"}])
     assert "response.function_call_arguments.done" not in streamed.types
     assert streamed.response["output"][0]["status"] == "incomplete"
 
@@ -389,6 +404,7 @@ async def test_long_and_short_texts_are_streamed_unchanged(ours: Ours, upstream:
 @pytest.mark.parametrize("kind", [EventStreamResponse, RunJSONResponse])
 async def test_a_receive_that_fails_ends_the_run(kind: type[EventResponse], caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the run would continue for a client that has disconnected."""
+    caplog.set_level(logging.INFO)
     has_ended = False
 
     async def batches() -> AsyncGenerator[list[Event], None]:
@@ -409,3 +425,32 @@ async def test_a_receive_that_fails_ends_the_run(kind: type[EventResponse], capl
         await kind(batches(), ServerSettings())({"type": "http"}, receive, send)
     assert has_ended
     assert "the connection is gone" in caplog.text
+
+
+async def test_a_large_batch_is_sent_in_parts_and_a_small_one_at_once() -> None:
+    sent: list[bytes] = []
+    turns_of_others: list[int] = []
+
+    def events(size: int) -> list[Event]:
+        return [Event("response.made_up", {"number": number, "text": "x" * size}) for number in range(5)]
+
+    async def batches() -> AsyncGenerator[list[Event], None]:
+        yield events(1)
+        yield events(1)
+        yield events(MAX_INLINE_BYTES)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            turn = len(sent)
+            asyncio.get_running_loop().call_soon(lambda: turns_of_others.append(turn) if turn == len(sent) else None)
+
+    async with asyncio.timeout(30):
+        await EventStreamResponse(batches(), ServerSettings())({"type": "http"}, receive, send)
+    small, large = encode(events(1)), [encode((event,)) for event in events(MAX_INLINE_BYTES)]
+    assert sent[:-1] == [small, small, *large]
+    assert set(turns_of_others) >= {3, 4, 5, 6, 7}  # other requests are served after each part

@@ -16,7 +16,7 @@ from responses_mw import create_app
 from responses_mw.ids import random_part
 from responses_mw.state import Damaged, State, StateUnavailable, connect
 from responses_mw.telemetry.instruments import exposition
-from responses_mw.telemetry.metrics import MAX_OWNERS, USAGE
+from responses_mw.telemetry.metrics import MAX_MODELS, MAX_OWNERS, MAX_ROWS, USAGE, UsageMeter
 from tests.support.configured import make_settings
 from tests.support.scripted import call, completion, error, finish, usage
 from tests.support.scripted_responses import ScriptedResponses, item, response
@@ -36,6 +36,12 @@ ANSWER = completion({"role": "assistant", "content": "hello"}, counts={"prompt_t
 
 def owner_of(key: str) -> str:
     return sha256(f"credential\0Bearer {key}".encode()).hexdigest()[:32]
+
+
+def taken(owner: str) -> tuple[int, ...]:
+    """Take the counts of `owner`, who has used one model."""
+    [counts] = USAGE.take()[owner].models.values()
+    return astuple(counts)
 
 
 async def used(settings: dict[str, Any], query: str = "") -> httpx.Response:
@@ -66,8 +72,10 @@ async def test_usage_is_summed_by_owner_and_day(serve: Serve, upstream: Scripted
             )
     found = (await used(settings)).json()
     assert found["day"] == datetime.now(UTC).date().isoformat()
-    assert found["owners"][owner_of(alice)] == {"responses": 4, "input_tokens": 14, "cached_tokens": 0, "output_tokens": 10}
-    assert found["owners"][owner_of(bob)] == {"responses": 2, "input_tokens": 14, "cached_tokens": 0, "output_tokens": 10}
+    for key, responses in ((alice, 4), (bob, 2)):
+        counts = {"input_tokens": 14, "cached_tokens": 0, "output_tokens": 10, "requests_without_usage": 0}
+        expected = {"responses": responses, **counts}
+        assert found["owners"][owner_of(key)] == {**expected, "models": {"tiny": expected}}
     assert owner_of(failing) not in found["owners"]
     assert (await used(settings, "?day=2020-01-01")).json() == {"day": "2020-01-01", "owners": {}}
     for query in ("?day=yesterday", "?owner=x", "?day=2020-01-01&day=2020-01-02"):
@@ -82,7 +90,7 @@ async def test_tokens_are_counted_if_the_upstreams_usage_has_a_member_cache(serv
         body = {"model": "tiny", "input": "Hi", "store": False}
         answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 200
-        assert astuple(USAGE.take()[owner_of(key)]) == (1, 3, 0, 2)
+        assert taken(owner_of(key)) == (1, 3, 0, 2, 0)
 
 
 def counted() -> float:
@@ -102,7 +110,7 @@ async def test_the_tokens_of_a_failed_turn_are_counted(serve: Serve, upstream: S
         body = {"model": "tiny", "input": "Hi", "store": False, "stream": streams}
         answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
         assert "without naming it" in answer.text
-        assert astuple(USAGE.take()[owner_of(key)]) == (1, 3, 0, 2)
+        assert taken(owner_of(key)) == (1, 3, 0, 2, 0)
         assert counted() - before == 2
 
 
@@ -112,20 +120,23 @@ async def test_a_retried_batch_is_added_once(tmp_path: Path) -> None:
     state, owner = State(connect(server.url)), random_part()
     try:
         USAGE.take()
-        USAGE.count(owner, {"input_tokens": 3, "output_tokens": 4})
+        USAGE.count(owner, "tiny", {"input_tokens": 3, "output_tokens": 4})
         server.kill()
         with pytest.raises(StateUnavailable):
             await state.ledger.flush()
-        USAGE.count(owner, {"input_tokens": 10, "output_tokens": 1})
+        USAGE.count(owner, "tiny", {"input_tokens": 10, "output_tokens": 1})
         server.start()
         for _ in range(2):
             await state.ledger.flush()
         today = datetime.now(UTC).date()
-        assert astuple((await state.ledger.read(today))[owner]) == (2, 13, 0, 5)
+        found = (await state.ledger.read(today))[owner]
+        assert [astuple(counts) for counts in found.models.values()] == [(2, 13, 0, 5, 0)]
+        assert (found.responses, found.input_tokens, found.output_tokens) == (2, 13, 5)
         with server.client() as client:  # the markers of applied batches expire
             for key in client.scan_iter("rmw:{usage}:batch:*"):
                 assert client.ttl(key) > 0
-            assert client.ttl(f"rmw:{{usage}}:{today}") > 30 * 24 * 3600
+            for key in (f"rmw:{{usage}}:{today}", f"rmw:{{usage}}:{today}:models"):
+                assert client.ttl(key) > 30 * 24 * 3600
     finally:
         await state.aclose()
         server.kill()
@@ -142,9 +153,9 @@ async def test_a_damaged_key_is_logged_and_recording_continues(
         with server.client() as client:
             client.set(f"rmw:{{usage}}:{today}", "damaged")
             USAGE.take()
-            USAGE.count(owner, {"input_tokens": 3})
+            USAGE.count(owner, "tiny", {"input_tokens": 3})
             async with state.ledger.recording(), asyncio.timeout(60):
-                while "usage will be recorded later" not in caplog.text:
+                while "cannot record usage" not in caplog.text:
                     await asyncio.sleep(0.01)
                 client.delete(f"rmw:{{usage}}:{today}")
                 while owner not in await state.ledger.read(today):
@@ -165,11 +176,68 @@ async def test_the_number_of_owners_is_limited(tmp_path: Path) -> None:
         for part in range(2):
             USAGE.take()
             for number in range(MAX_OWNERS - 10):
-                USAGE.count(f"owner{part}-{number}", {"input_tokens": 1})
+                USAGE.count(f"owner{part}-{number}", "tiny", {"input_tokens": 1})
             await state.ledger.flush()
         found = await state.ledger.read(datetime.now(UTC).date())
         assert len(found) == MAX_OWNERS + 1
-        assert astuple(found["_OTHER"]) == (MAX_OWNERS - 20, MAX_OWNERS - 20, 0, 0)
+        others = found["_OTHER"]
+        assert (others.responses, others.input_tokens) == (MAX_OWNERS - 20, MAX_OWNERS - 20)
+        assert astuple(others.models["tiny"]) == (MAX_OWNERS - 20, MAX_OWNERS - 20, 0, 0, 0)
+    finally:
+        await state.aclose()
+        server.kill()
+
+
+async def test_the_number_of_an_owners_models_is_limited(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state, owner = State(connect(server.url)), random_part()
+    try:
+        USAGE.take()
+        for part in range(2):
+            for number in range(MAX_MODELS - 2):
+                USAGE.count(owner, f"model{part}-{number}", {"input_tokens": 1})
+            USAGE.count(owner, "", {"input_tokens": 1})
+            USAGE.count(owner, "x" * 1000, {"input_tokens": 1})
+            USAGE.count(owner, "two words", {"input_tokens": 1})
+            await state.ledger.flush()
+        found = (await state.ledger.read(datetime.now(UTC).date()))[owner]
+        assert found.responses == found.input_tokens == 2 * (MAX_MODELS - 2) + 6
+        assert len(found.models) == MAX_MODELS
+        assert found.models["_OTHER"].responses == 2 * (MAX_MODELS - 2) + 6 - (MAX_MODELS - 1)
+    finally:
+        await state.aclose()
+        server.kill()
+
+
+def test_the_models_of_all_owners_are_limited_in_memory() -> None:
+    meter = UsageMeter()
+    for number in range(MAX_ROWS):
+        meter.count(f"owner{number // MAX_MODELS}", f"model{number}", {})
+    meter.count("owner0", "one more", None)
+    meter.count("another owner", "tiny", None)
+    taken = meter.take(MAX_MODELS)
+    assert set(taken) == {"owner0"}
+    assert meter.take(2 * MAX_ROWS)["another owner"].models.keys() == {"_OTHER"}
+    meter.count("another owner", "tiny", None)
+    assert meter.take()["another owner"].models.keys() == {"tiny"}
+
+
+async def test_usage_that_another_version_has_stored_is_kept(tmp_path: Path) -> None:
+    server, owner, today = Server(tmp_path), random_part(), datetime.now(UTC).date()
+    server.start()
+    state = State(connect(server.url))
+    try:
+        with server.client() as client:
+            client.hset(f"rmw:{{usage}}:{today}", owner, "9 8 7 6")  # an older version does not count models
+            client.hset(f"rmw:{{usage}}:{today}:models", f"{owner} tiny", "1 1 1 1 1 77")  # a newer one counts more
+            USAGE.take()
+            USAGE.count(owner, "tiny", {"input_tokens": 3, "output_tokens": 4})
+            await state.ledger.flush()
+            assert client.hget(f"rmw:{{usage}}:{today}", owner) == b"10 11 7 10"
+            assert client.hget(f"rmw:{{usage}}:{today}:models", f"{owner} tiny") == b"2 4 1 5 1 77"
+        found = (await state.ledger.read(today))[owner]
+        assert (found.responses, found.requests_without_usage, found.models["tiny"].output_tokens) == (10, 1, 5)
     finally:
         await state.aclose()
         server.kill()

@@ -1,4 +1,4 @@
-"""An upstream that checks credentials, and one server in place of every service that a request can affect."""
+"""An upstream that checks credentials, and a single server in place of all services that a request can affect."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ APPROVED = [
     {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "tools", "name": "wipe", "arguments": "{}"},
     {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
 ]
+CODE_WITH_FILES = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-1"]}}
 FORGED = "a forged approval"
 
 
@@ -119,7 +120,7 @@ SERVERS: list[tuple[str, Listing, dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("mount", "listing", "limits"), SERVERS)
-async def test_nothing_happens_for_who_is_not_accepted(
+async def test_a_caller_that_is_not_accepted_causes_no_side_effects(
     start_with: Callable[..., Ours], keys: Plain, effects: Effects, mount: str, listing: Listing, limits: dict[str, int]
 ) -> None:
     ours = start_with(mount, Knowing(listing), **limits)
@@ -148,3 +149,17 @@ async def test_the_same_requests_have_their_effects_for_accepted_callers(
             assert snapshot(keys) != before, (effect.name, way, answer)
         else:
             assert effect.path in effects.visited, (effect.name, way, answer)
+
+
+@pytest.mark.parametrize("tool", [{"type": "file_search", "vector_store_ids": ["vs_1"]}, CODE_WITH_FILES])
+async def test_files_and_stores_are_looked_up_for_accepted_callers_only(
+    start_with: Callable[..., Ours], tool: dict[str, Any]
+) -> None:
+    ours = start_with("proxy", Knowing("guarded"))
+    effect = Effect("lookup", {**RESPOND, "tools": [tool]})
+    for way in ("json", "stream", "background", "input_tokens"):
+        for headers in MADE_UP:
+            assert await refused(ours, effect, way, headers), (way, headers)
+        status, answer = await ask(ours, effect, way, {"authorization": "Bearer good"})
+        assert status in (400, 404), answer
+        assert "not found" in answer

@@ -66,7 +66,9 @@ async def test_a_failed_response_of_an_accepted_caller_is_stored(start: Start, u
     assert stored.json()["status"] == "failed"
 
 
-async def test_a_failure_of_who_nobody_has_accepted_is_not_stored(start_with: Callable[..., Ours], keys: Plain) -> None:
+async def test_a_failed_response_of_a_caller_that_was_never_accepted_is_not_stored(
+    start_with: Callable[..., Ours], keys: Plain
+) -> None:
     """A failure of the upstream does not prove that the caller is valid."""
     upstream, held = Knowing(), Signal()
     upstream.before_refusal = held
@@ -78,7 +80,7 @@ async def test_a_failure_of_who_nobody_has_accepted_is_not_stored(start_with: Ca
     assert snapshot(keys) == before
 
 
-async def test_a_credential_that_is_revoked_ends_what_a_websocket_may(start_with: Callable[..., Ours], keys: Plain) -> None:
+async def test_a_revoked_credential_is_refused_on_an_open_websocket(start_with: Callable[..., Ours], keys: Plain) -> None:
     upstream = Knowing()
     ours = start_with("proxy", upstream, upstream__status_grace=0)
     async with opened(ours, key="good") as socket:

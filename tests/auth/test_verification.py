@@ -11,6 +11,7 @@ from responses_mw.errors import Unauthorized, UpstreamError, UpstreamTimeout
 from responses_mw.upstream import Caller, Standing, Upstream
 from responses_mw.upstream import caller as caller_module
 from responses_mw.upstream import client as client_module
+from responses_mw.upstream.pool import Pool
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 def before(app: Any, **settings: Any) -> Upstream:
-    return Upstream(ASGITransport(app), "http://localhost", make_settings(**settings).upstream)
+    return Upstream(ASGITransport(app), Pool.of("http://localhost"), make_settings(**settings).upstream)
 
 
 def caller(key: str | None = "good", **headers: str) -> Caller:
@@ -41,7 +42,7 @@ async def test_valid_credentials_are_accepted_and_others_refused(listing: Listin
 
 
 @pytest.mark.parametrize("listing", ["guarded", "absent", "forbidden"])
-async def test_a_server_that_looks_into_the_body_first_is_not_taken_at_its_word(listing: Listing) -> None:
+async def test_an_error_about_the_body_is_not_taken_for_an_acceptance(listing: Listing) -> None:
     server = Knowing(listing)
     server.checks_body_first = True
     upstream = before(server)
@@ -130,7 +131,7 @@ async def test_dialect_model_and_info_requests_to_a_hanging_upstream_time_out(mo
                 await ask
 
 
-async def test_a_credential_is_more_than_the_authorization() -> None:
+async def test_all_forwarded_headers_identify_a_cached_acceptance() -> None:
     """If the upstream identifies callers by another forwarded header, the acceptance of one must not let in another."""
     accepted = "good"
 
@@ -173,7 +174,7 @@ async def test_an_acceptance_ignores_trace_headers_and_ends_with_a_refusal() -> 
         await upstream.verify(caller())
 
 
-async def test_made_up_credentials_do_not_drive_out_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invented_credentials_do_not_evict_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_module, "MAX_ACCEPTED", 3)
     server = Knowing()
     server.keys |= {str(number) for number in range(5)}
@@ -191,5 +192,5 @@ async def test_made_up_credentials_do_not_drive_out_one_that_is_used(monkeypatch
 async def test_a_caller_with_a_configured_api_key_is_not_verified_by_the_upstream() -> None:
     server = Knowing()
     known = Caller(standing=Standing(is_known=True, is_accepted=True))
-    await before(server).verify(known.again())
+    await before(server).verify(known.again("tiny"))
     assert server.visits == []

@@ -54,7 +54,7 @@ async def test_a_wrong_status_is_a_failure(upstream: Server) -> None:
     assert report.reasons == {"status 404": 3}
 
 
-async def test_what_is_still_open_at_the_timeout_is_a_failure(upstream: Server) -> None:
+async def test_requests_still_open_at_the_timeout_count_as_failures(upstream: Server) -> None:
     report = await Load(upstream.url, "chat", Plan(streams=2, tokens=1000, repeat=2, timeout=0.3)).run()
 
     assert report.reasons == {"timed out": 2, "not begun": 2}
@@ -68,7 +68,7 @@ def test_a_measured_load_accounts_the_cpu_of_the_relay(relay: Server, upstream: 
     assert 0 < measurement.cpu_share <= 200
 
 
-def test_a_report_survives_its_way_as_json() -> None:
+def test_a_report_is_unchanged_by_json_encoding() -> None:
     cpu = {"seconds": 2.0, "cpu_seconds": 0.5}
     spreads = {name: {"median": 1.0, "p99": 2.0} for name in ("first_event", "first_token", "answer", "lag")}
     fields = {"answers": 1, "failed": 1, "reasons": {"status 404": 1}, "tokens": 0} | cpu | spreads

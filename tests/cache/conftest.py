@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.app import create_embeddings
-from responses_mw.cache import Cache
+from responses_mw.cache import Cache, create_judge
+from responses_mw.cache_models import create_embedder
 from responses_mw.crypto import Sealer
 from responses_mw.state import connect
-from tests.cache.asking import EmbeddingServer, settings
-from tests.support.valkey import Server
+from responses_mw.upstream.pool import Pool
+from tests.cache.asking import settings
+from tests.support.embeddings import EmbeddingServer
+from tests.support.judges import ScriptedJudge
+from tests.support.valkey import running_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tests.support.forkserver import ForkServer
     from tests.support.servers import Serve
-    from tests.support.valkey import Plain
+    from tests.support.valkey import Plain, Server
 
     OpenCache = Callable[..., Cache]
     RunCommand = Callable[..., Awaitable[tuple[int, str]]]
@@ -29,10 +32,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("cache"))
-    server.start()
-    yield server
-    server.kill()
+    with running_server(tmp_path_factory.mktemp("cache")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -62,19 +63,22 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer, url: str) 
         transport = await stack.enter_async_context(httpx.AsyncHTTPTransport())
         embeddings_url = serve(embedding_server, lifespan="off")
 
-        def open_cache(url: str = url, sealer: Sealer | None = None, **given: Any) -> Cache:
+        def open_cache(url: str = url, sealer: Sealer | None = None, judge: ScriptedJudge | None = None, **given: Any) -> Cache:
             client = connect(url, timeout=20.0)
             stack.push_async_callback(client.aclose)
             chosen = settings(**{"cache__timeout": 20.0, "upstream__url": embeddings_url, **given})
             assert chosen.upstream is not None
-            return Cache(
+            cache = Cache(
                 client,
-                create_embeddings(transport, chosen),
+                create_embedder(transport, Pool.of(chosen.cache.embedding_url or chosen.upstream.url[0]), chosen),
                 sealer or Sealer(),
                 chosen.cache,
                 deployment="tests",
                 memory_bytes=chosen.limits.memory_bytes,
+                judge=create_judge(judge.post, judge.dialect, chosen.cache) if judge is not None else None,
             )
+            stack.push_async_callback(cache.aclose)
+            return cache
 
         yield open_cache
 

@@ -18,7 +18,6 @@ from tests.cache.asking import (
     EXACT,
     SECRET,
     SEMANTIC,
-    EmbeddingServer,
     answered,
     ask,
     granted,
@@ -26,6 +25,7 @@ from tests.cache.asking import (
     settings,
     told,
 )
+from tests.support.embeddings import EmbeddingServer
 from tests.support.valkey import wire
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tests.cache.conftest import OpenCache
     from tests.support.valkey import Plain, Server
 
-Q = "What is the capital of France?"
-SAME = "Tell me the capital of France."
+Q = "What is the capital city of France?"
+SAME = "What is the capital-city of France?"
 
 
 async def test_a_repeated_request_is_an_exact_hit_on_every_replica(open_cache: OpenCache) -> None:
@@ -82,18 +82,18 @@ async def test_a_similar_question_is_a_semantic_hit_above_the_threshold(
 
 
 async def test_the_guard_refuses_a_similar_but_different_question(cache: Cache, embedding_server: EmbeddingServer) -> None:
-    other = "What is the capital of Finland?"
+    other = "What was the capital city of France in 1940?"
     embedding_server.near(Q, other, 0.999)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     found = await cache.lookup(key(cache, other), SEMANTIC, granted)
     assert isinstance(found, Miss)
-    assert found.reason == "guard:names"
+    assert found.reason == "guard:numbers"
 
 
 async def test_the_second_nearest_entry_is_used_if_the_guard_refuses_the_nearest(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
-    wrong = "What is the capital of Finland?"
+    wrong = "What was the capital city of France in 1940?"
     embedding_server.near(SAME, Q, 0.96)
     embedding_server.vectors[wrong] = embedding_server.vectors[SAME]
     await ask(cache, key(cache, wrong), SEMANTIC, answer="Helsinki.")
@@ -209,6 +209,20 @@ def _slot(server: Plain, owner: str) -> bytes:
 # -- what is stored, and for how long --------------------------------------------------------------------------------------
 
 
+async def test_an_entry_listed_in_another_partition_is_not_used(
+    open_cache: OpenCache, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    cache = open_cache(cache__max_owner_bytes=64 * 1024 * 1024)  # all partitions in one shard
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    here, elsewhere = key(cache), key(cache, SAME, instructions="Answer in French.")
+    for name in server.keys(f"rmw:*:{here.partition}*"):
+        server.copy(name, name.replace(here.partition.encode(), elsewhere.partition.encode()))
+    found = await cache.lookup(elsewhere, replace(SEMANTIC, write=False), granted)
+    assert isinstance(found, Miss)
+    assert found.reason == "unreadable", "it was found, and not believed"
+
+
 async def test_the_ttl_of_an_entry_is_fixed_when_it_is_stored(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache), replace(EXACT, ttl=50), answer="Paris.")
     (body,) = server.keys("rmw:{c:*}:b:*")
@@ -232,18 +246,24 @@ def connect_plain(url: str) -> Plain:
     return redis.Redis.from_url(url)
 
 
-async def test_questions_and_instructions_are_not_stored_in_redis(cache: Cache, server: Plain) -> None:
-    await ask(cache, key(cache, "A confidential question?", instructions="secret rules"), SEMANTIC, answer="An answer.")
-    everything = b"".join(_dump(server, one) for one in server.keys("*"))
-    assert b"An answer." in everything
-    for word in (b"confidential", b"question", b"secret", b"rules"):
-        assert word not in everything
+async def test_only_the_semantic_cache_stores_the_question_and_none_stores_the_instructions(
+    cache: Cache, server: Plain
+) -> None:
+    for policy, is_stored in ((EXACT, False), (SEMANTIC, True)):
+        server.flushall()
+        await ask(cache, key(cache, "A confidential question?", instructions="secret rules"), policy, answer="An answer.")
+        everything = b"".join(_dump(server, one) for one in server.keys("*"))
+        assert b"An answer." in everything
+        assert (b"A confidential question?" in everything) is is_stored
+        assert b"secret" not in everything
 
 
 async def test_answers_are_encrypted_in_redis_if_secret_keys_are_configured(open_cache: OpenCache, server: Plain) -> None:
     cache = open_cache(sealer=Sealer([SECRET]))
     await ask(cache, key(cache), SEMANTIC, answer="An answer.")
-    assert b"An answer." not in b"".join(_dump(server, one) for one in server.keys("*"))
+    everything = b"".join(_dump(server, one) for one in server.keys("*"))
+    assert b"An answer." not in everything
+    assert b"capital" not in everything
     assert await ask(cache, key(cache)) == "told again: An answer."
 
 
@@ -280,16 +300,6 @@ async def test_truncated_and_refused_answers_are_not_stored(cache: Cache, docume
     assert isinstance(miss, Miss)
     assert not await cache.keep(miss, document)
     assert await ask(cache, key(cache)) == "nothing"
-
-
-async def test_no_signature_is_computed_for_an_answer_that_is_not_stored(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    monkeypatch.setattr("responses_mw.cache.guard.signature", lambda text, **_: read.append(text))
-    miss = await cache.lookup(key(cache), SEMANTIC, granted)
-    assert isinstance(miss, Miss)
-    assert miss.vector is not None
-    assert not await cache.keep(miss, answered(finish="length"))
-    assert read == []
 
 
 async def test_an_answer_over_the_maximum_size_is_not_stored(
@@ -425,7 +435,7 @@ async def test_warnings_about_failing_embeddings_are_rate_limited(
     for n in range(3):
         await ask(cache, key(cache, f"A confidential question, {n}?"), SEMANTIC)
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warned == ["no semantic cache: the embeddings server answered 401"]
+    assert warned == ["no semantic cache: the embeddings server answered 401: it refused the API key"]
 
 
 async def test_an_evicted_entry_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:

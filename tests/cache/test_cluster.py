@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cache.asking import ALICE, BOB, SEMANTIC, EmbeddingServer, ask, key
+from tests.cache.asking import ALICE, BOB, SEMANTIC, ask, key
 from tests.support.cluster import cluster_url
+from tests.support.embeddings import EmbeddingServer
 
 if TYPE_CHECKING:
     from tests.cache.conftest import OpenCache
     from tests.support.valkey import Server
 
-Q, SAME = "What is the capital of France?", "Tell me the capital of France."
+Q, SAME = "What is the capital city of France?", "What is the capital-city of France?"
 
 
 async def test_lookups_evictions_and_purges_work_in_a_redis_cluster(

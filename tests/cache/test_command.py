@@ -47,7 +47,7 @@ async def test_the_command_reports_its_errors(run: RunCommand) -> None:
     for arguments, said in (
         (["stats"], "--redis"),
         (["stats", "--redis=redis://127.0.0.1:1"], "unavailable"),
-        (["dump", "--redis=redis://127.0.0.1:1"], "'stats', 'purge' or 'explain'"),
+        (["dump", "--redis=redis://127.0.0.1:1"], "'stats', 'purge', 'explain' or 'eval'"),
         (["purge", "--redis=redis://127.0.0.1:1", "--owner=A{b}"], "lower-case"),
     ):
         status, printed = await run(*arguments)

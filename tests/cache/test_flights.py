@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.cache import Hit, Miss
-from tests.cache.asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, granted, key
+from tests.cache.asking import EXACT, SEMANTIC, answered, ask, granted, key
+from tests.support.embeddings import EmbeddingServer
 from tests.support.scripted import Signal
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.servers import Serve
     from tests.support.valkey import Plain
 
-Q, SAME = "What is the capital of France?", "Tell me the capital of France."
+Q, SAME = "What is the capital city of France?", "What is the capital-city of France?"
 
 
 @pytest.fixture

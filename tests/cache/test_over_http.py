@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from tests.cache.asking import EmbeddingServer
+from benchmarks.processes import free_port
 from tests.support import oracle
+from tests.support.embeddings import EmbeddingServer
 from tests.support.scripted import Signal, completion, finish, reasoning, text, usage
 
 if TYPE_CHECKING:
     import httpx
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
-SAME = "Tell me the capital of France."
-QUESTION = {"model": "tiny", "input": "What is the capital of France?"}
+SAME = "What is the capital-city of France?"
+QUESTION = {"model": "tiny", "input": "What is the capital city of France?"}
 
 
 async def post(ours: Ours, body: dict[str, Any], **headers: str) -> httpx.Response:
@@ -120,6 +122,22 @@ async def test_a_similar_question_is_a_semantic_hit(
     assert again.json()["usage"]["cache"] == "semantic"
 
 
+async def test_the_upstream_embeds_texts_while_one_of_its_endpoints_is_down(
+    start_at: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer
+) -> None:
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen: ASGIApp = embedding_server if scope.get("path") == "/v1/embeddings" else upstream
+        await chosen(scope, receive, send)
+
+    embedding_server.near(QUESTION["input"], SAME, 0.97)
+    urls = f"http://127.0.0.1:{free_port()},{serve(both)}"
+    embedding = {"cache__mode": "semantic", "cache__embedding_model": "embed", "cache__timeout": 20}
+    ours = start_at("proxy", upstream=urls, **embedding)
+    upstream.whole(completion({"content": "Paris."}))
+    await post(ours, QUESTION)
+    assert told(await post(ours, {**QUESTION, "input": SAME})).startswith("semantic; similarity=0.97")
+
+
 async def test_concurrent_equal_requests_make_one_upstream_request(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(cache__mode="exact")
     go = Signal()
@@ -171,3 +189,19 @@ async def test_requests_with_tools_and_truncated_answers_are_not_cached(start: S
         upstream.whole(completion({"content": str(n)}, finish_reason="length"))
         response = await post(ours, QUESTION)
         assert (response.json()["output_text"], told(response)) == (str(n), "miss; reason=not_found")
+
+
+@pytest.mark.parametrize("end", [{"finish_reason": "unheard_of"}, {"finish_reason": None}])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_answer_without_a_known_finish_reason_is_not_cached(
+    start: Start, upstream: ScriptedUpstream, end: dict[str, Any], streamed: bool
+) -> None:
+    ours = start(cache__mode="exact")
+    for _ in range(2):
+        if streamed:
+            upstream.stream(text("Paris."), {"choices": [{"index": 0, "delta": {}, **end}]})
+        else:
+            upstream.whole({"choices": [{"index": 0, "message": {"content": "Paris."}, **end}]})
+        response = await post(ours, {**QUESTION, "stream": streamed})
+        assert told(response) == "miss; reason=not_found"
+        assert "completed" in response.text

@@ -39,9 +39,8 @@ def test_the_body_takes_precedence_over_the_header() -> None:
 def test_the_settings_limit_the_mode_ttl_and_threshold_of_a_request() -> None:
     assert policy("semantic", cache__max_mode="exact").mode == "exact"
     assert policy("semantic", cache__max_mode="off").is_off
-    assert policy("semantic", cache__embedding_model=None).mode == "exact"
     got = policy({"mode": "semantic", "ttl": 10**6, "threshold": 0.1}, cache__ttl=100)
-    assert (got.ttl, got.threshold) == (100, 0.95)
+    assert (got.ttl, got.threshold) == (100, 0.5)
 
 
 @pytest.mark.parametrize("mode", ["off", "exact"])

@@ -1,4 +1,4 @@
-"""Records of the cache: what is stored of an answer, how it is replayed, and which records are rejected."""
+"""Records of the cache: how answers are stored and replayed, and which records are rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.cache.entry import VERSION, Entry, Key, items_of, pack, unpack
-from responses_mw.cache.guard import signature
 from responses_mw.crypto import Sealer
 from responses_mw.ids import RunIds
 from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, replay, run
@@ -105,7 +104,7 @@ def test_answers_with_more_than_plain_text_are_not_stored(more: dict[str, Any]) 
 def entry(**changes: Any) -> Entry:
     items = items_of(answered(("reasoning", "Hm"), ("content", "confidential")))
     assert items is not None
-    return replace(Entry(ALICE, KEY.exact, items, answered()["usage"], 60, signature("What?")), **changes)
+    return replace(Entry(ALICE, KEY.exact, items, answered()["usage"], 60, "What?"), **changes)
 
 
 def unreadable(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bool:

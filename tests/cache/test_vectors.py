@@ -11,8 +11,9 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.entry import Key
-from responses_mw.cache.store import Entries, EntryPage
-from responses_mw.cache.vectors import Scan, VectorTable, decode_vectors, encode_vector, unit_vector
+from responses_mw.cache.store import Entries, EntryPage, Kept, LookupVerdict
+from responses_mw.cache.vectors import Scan, VectorTable, decode_vectors, encode_vector
+from responses_mw.embeddings.vector import unit_vector
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 from tests.cache.asking import ALICE, BOB, settings
@@ -20,7 +21,7 @@ from tests.cache.asking import ALICE, BOB, settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from responses_mw.cache.vectors import Vector
+    from responses_mw.embeddings.vector import Vector
     from responses_mw.state import Client
     from tests.support.valkey import Plain
 
@@ -45,7 +46,7 @@ def key_in(partition: str, name: str, owner: str = ALICE) -> Key:
 async def add(store: Entries, search: Scan, key: Key, vector: Vector, *, record: bytes = b"C{}", **told: Any) -> None:
     kept = search.stored(vector)
     facts = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{key.exact}", **told}
-    assert await store.keep(key, record, vector=kept, **facts) == "kept"
+    assert await store.keep(key, record, vector=kept, **facts) is Kept.KEPT
 
 
 def opened(client: Client, **given: Any) -> tuple[Entries, Scan]:
@@ -220,7 +221,7 @@ async def test_partitions_without_vectors_do_not_accumulate_in_memory(client: Cl
     for _ in range(3):
         without = key_in(partition(), "e")
         facts: dict[str, Any] = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{without.partition}"}
-        assert await store.keep(without, b"C{}", **facts) == "kept"
+        assert await store.keep(without, b"C{}", **facts) is Kept.KEPT
         assert await search.nearest(without, vector, 0.9) == []
         assert len(search._partitions) == 1, "the one that was asked for last"
 
@@ -230,7 +231,7 @@ async def test_a_waiting_lookup_receives_no_vectors(client: Client) -> None:
     here, known = key_in(partition(), "asked"), ("space6", 0)
     await add(store, search, key_in(here.partition, "e"), unit_vector([1, 0, 0, 0, 0, 0]))
     first, second = await store.lookup(here, "one", 5, known), await store.lookup(here, "two", 5, known)
-    assert (first.verdict, second.verdict) == ("lead", "wait")
+    assert (first.verdict, second.verdict) == (LookupVerdict.LEAD, LookupVerdict.WAIT)
     assert first.page is not None
     assert second.page is None
 
@@ -277,3 +278,8 @@ def test_a_table_removes_expired_entries_and_the_oldest_beyond_its_limit() -> No
     table.remove("g")
     table.remove("g")
     assert names() == set()
+
+
+def test_encoding_a_vector_preserves_it_except_for_rounding() -> None:
+    vector = unit_vector([0.1, -0.7, 0.3])
+    assert decode_vectors([encode_vector(vector)], 3)[0] == pytest.approx(vector, abs=1e-3)

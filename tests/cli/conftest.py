@@ -9,22 +9,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from responses_mw.cli import main
 from tests.support.servers import PATIENCE
 
 
 class Command:
     """A running command; `output` is what it has printed and logged so far."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, files: int = 0) -> None:
+        """`files` limits the number of open files, unless it is 0."""
         self._log = log
+        limit = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"] if files else []
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "responses_mw", *arguments],
+                [*limit, sys.executable, "-m", "responses_mw", *arguments],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(log.parent)},
@@ -56,10 +61,28 @@ Launch = Callable[..., Command]
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     with ExitStack() as stack:
 
-        def launch(*arguments: str) -> Command:
-            command = Command(tmp_path_factory.mktemp("c") / "log", *arguments)
+        def launch(*arguments: str, files: int = 0) -> Command:
+            command = Command(tmp_path_factory.mktemp("c") / "log", *arguments, files=files)
             stack.callback(command.process.wait)
             stack.callback(command.process.kill)
             return command
 
         yield launch
+
+
+Print = Callable[..., str]
+
+
+@pytest.fixture
+def printed(redis_url: str, capsys: pytest.CaptureFixture[str]) -> Print:
+    """Return a function that runs a command with the servers' Redis, checks its exit status, and returns what it prints."""
+
+    def run(*arguments: str, status: int = 0) -> str:
+        command = partial(main, [*arguments, "--redis", redis_url, "--redis.timeout", "20"])
+        with ThreadPoolExecutor() as threads, pytest.raises(SystemExit) as end:  # the command has its own event loop
+            threads.submit(command).result()
+        captured = capsys.readouterr()
+        assert end.value.code == status, captured
+        return captured.out if status == 0 else captured.err
+
+    return run

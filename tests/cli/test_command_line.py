@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -100,7 +101,7 @@ def test_an_unknown_flag_is_an_error_with_a_suggestion(capsys: pytest.CaptureFix
 def test_a_command_lists_and_accepts_only_the_flags_that_it_uses(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert run(command, "--help") == 0
     shown = capsys.readouterr().out
-    assert "--redis URL, --redis.url URL" in shown
+    assert re.search(r"--redis( URL)?, --redis\.url URL", shown)  # Python 3.13 names the value only once
     for flag in FLAGS_OF_A_SERVER:
         assert f" {flag} " not in shown
         assert run(command, *(["stats"] if command == "cache" else []), flag, "1") == 2

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from benchmarks.processes import free_port
+from responses_mw.app import check_platform
+from responses_mw.cli.serve import allow_open_files
 from tests.support.scripted import Signal, finish, text
 from tests.support.servers import PATIENCE
 
@@ -65,6 +68,7 @@ def test_the_startup_summary_is_one_json_line_if_logs_are_json(launch: Launch) -
     [start] = [line for line in lines if "listens on" in line["message"]]
     assert start["upstream"] == "http://127.0.0.1:1 (dialect not detected yet)"
     assert start["store"].startswith("embedded Valkey in memory")
+    assert start["files"] == "in the store, up to 1 MiB each (vector stores use the embedding model builtin)"
     assert start["level"] == "info"
 
 
@@ -78,7 +82,7 @@ def test_a_server_that_cannot_open_its_port_does_not_report_that_it_listens(laun
     assert "Traceback" not in server.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopping_server_reports_the_requests_that_it_waits_for(
     launch: Launch, serve: Serve, upstream: ScriptedUpstream, redis_url: str, number: int
 ) -> None:
@@ -125,8 +129,36 @@ def test_a_worker_prints_a_startup_summary(launch: Launch, redis_url: str) -> No
     assert worker.end() == 0
 
 
+def test_the_start_message_has_the_url_of_the_inspector(launch: Launch, redis_url: str) -> None:
+    flags = ["--upstream=http://127.0.0.1:1", f"--redis={redis_url}", "--port=0", "--ui.mode=metadata"]
+    port = free_port()
+    local = launch("serve", *flags, f"--server.admin-port={port}")
+    remote = launch("serve", *flags, f"--server.admin-port={free_port()}", "--server.admin-host=0.0.0.0")
+    local.wait_for(rf"\n  inspector   +http://127.0.0.1:{port}/ui\n")
+    remote.wait_for(r"\n  inspector   +closed: set ui.token\n")
+
+
 def test_a_worker_without_redis_warns_once_a_minute(launch: Launch) -> None:
     flags = [f"--auth.secret-keys={SECRET}", "--redis=redis://127.0.0.1:1", "--server.log-level=debug"]
     worker = launch("worker", "--upstream=http://127.0.0.1:1", *flags)
-    worker.wait_for(r"DEBUG responses_mw\.jobs\.worker: cannot claim background responses: .* the connection was refused")
-    assert worker.output.count("WARNING responses_mw.jobs.worker: cannot claim background responses") == 1
+    worker.wait_for(r"DEBUG responses_mw\.jobs\.queue_worker: cannot claim background responses: .* the connection was refused")
+    assert worker.output.count("WARNING responses_mw.jobs.queue_worker: cannot claim background responses") == 1
+
+
+def test_a_low_limit_of_open_files_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for hard, warns in ((1024, True), (65_536, False), (resource.RLIM_INFINITY, False)):
+        caplog.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (hard, hard))
+        allow_open_files()
+        assert ["this process may open only 1024 files" in message for message in caplog.messages] == [True] * warns
+
+
+def test_starting_on_windows_logs_that_it_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_platform()
+    assert not caplog.messages
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    check_platform()
+    assert "Windows is not supported" in caplog.text

@@ -75,3 +75,19 @@ def test_an_endless_count_ends_at_the_context_length() -> None:
 def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(RequestError, match="JSONDecodeError"):
         answer(b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+
+
+def test_a_question_is_searched_for_and_the_best_sentence_is_cited() -> None:
+    question = "How many days of leave do I have?"
+    parameters = {"properties": {"queries": {"type": "array", "items": {"type": "string"}}}, "required": ["queries"]}
+    tools = [{"type": "function", "function": {"name": "file_search", "parameters": parameters}}]
+    [call] = answer(body(question, tools=tools)).completion()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"queries": [question]}
+    listing = '<result cite="【1】" file="a">\nPay is late.\n</result>\n<result cite="【2】">\nIt is hot. Leave has 28 days.\n</result>'
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": listing},
+    ]
+    said = answer(json.dumps({"messages": messages, "tools": tools}).encode()).completion()["choices"][0]["message"]["content"]
+    assert said == "Leave has 28 days. 【2】"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,14 @@ def raw_stream(url: str, **body: Any) -> list[Any]:
     return [json.loads(chunk) for chunk in data]
 
 
+def test_the_demo_upstream_leaves_the_log_handlers_of_the_process_alone() -> None:
+    """uvicorn's own handlers would write to the standard error of this moment, even after a test has closed it."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    before = [list(logger.handlers) for logger in loggers]
+    with demo_upstream(pace=0):
+        assert [logger.handlers for logger in loggers] == before
+
+
 # What the models say
 
 
@@ -89,7 +98,7 @@ def test_counting_gives_as_many_tokens_as_asked_for(client: openai.OpenAI) -> No
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (4, 200)
 
 
-def test_what_the_user_said_before_is_remembered(client: openai.OpenAI) -> None:
+def test_earlier_messages_of_the_user_are_remembered(client: openai.OpenAI) -> None:
     told = ("My name is Ada Lovelace.", "My favourite colour is green, of course.")
     assert ask(client, *told, "What is my favourite colour?").message.content == "Your favourite colour is green."
     assert ask(client, *told, "What is my name?").message.content == "Your name is Ada Lovelace."
@@ -203,7 +212,7 @@ def test_a_json_schema_is_filled_with_values_of_the_text(client: openai.OpenAI) 
     assert "French" in person.languages
 
 
-def test_a_json_object_holds_what_the_text_has(client: openai.OpenAI) -> None:
+def test_a_json_object_contains_values_from_the_text(client: openai.OpenAI) -> None:
     choice = ask(client, "Alice paid 12 to Bob", response_format={"type": "json_object"})
     assert json.loads(choice.message.content) == {
         "text": "Alice paid 12 to Bob",
@@ -298,6 +307,72 @@ def test_a_pace_spreads_the_tokens_over_time() -> None:
         started = time.monotonic()
         raw_stream(url, model="demo", messages=[{"role": "user", "content": "Count to 10"}])
         assert time.monotonic() - started >= 10 * 0.02
+
+
+# Continuing an answer
+
+
+def post(url: str, path: str, **body: Any) -> Any:
+    response = httpx.post(f"{url}{path}", json=body, verify=False)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def unfinished(*texts: str) -> dict[str, Any]:
+    """A request to continue the last of these texts, which is the model's."""
+    *asked, begun = texts
+    messages = [*({"role": "user", "content": text} for text in asked), {"role": "assistant", "content": begun}]
+    return {"model": "demo", "messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+
+
+def test_the_shown_prompt_ends_with_the_text_to_continue_and_has_the_tokens_of_the_usage(url: str) -> None:
+    request = unfinished("Count to 9,", "please:  count to 9", "1 2 3")
+    shown = post(url, "/tokenize", **request)
+    assert shown["count"] == len(shown["tokens"])
+    assert post(url, "/detokenize", tokens=shown["tokens"])["prompt"] == "Count to 9,\nplease:  count to 9\n1 2 3"
+    usage = post(url, "/v1/chat/completions", **request)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (shown["count"], 6)
+
+
+def test_a_text_has_the_tokens_that_a_stream_of_it_has(url: str) -> None:
+    assert post(url, "/tokenize", prompt="1 2  3\n4 ")["count"] == 5
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-thinker"])
+def test_an_answer_is_continued_without_new_thoughts(url: str, model: str) -> None:
+    chunks = raw_stream(url, **unfinished("Count to 9", "1 2 3 4") | {"model": model})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta["content"] for delta in deltas if delta.get("content")] == [" 5", " 6", " 7", " 8", " 9"]
+    assert not any("reasoning" in delta for delta in deltas)
+
+
+def test_a_beginning_that_the_model_would_not_write_is_followed_by_its_own_answer(url: str) -> None:
+    choice = post(url, "/v1/chat/completions", **unfinished("1 + 1", "Let me think."))["choices"][0]
+    assert choice["message"]["content"] == "\n1 + 1 = 2."
+
+
+def test_each_chunk_has_the_usage_so_far_if_it_is_asked_for(url: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    messages = [{"role": "user", "content": "1 + 1"}]
+    chunks = raw_stream(url, model="demo-thinker", messages=messages, stream_options=options)
+    usages = [chunk["usage"] for chunk in chunks]
+    thoughts = sum("reasoning" in chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"])
+    tokens = [usage["completion_tokens"] for usage in usages]
+    assert tokens == [*range(tokens[-1] + 1), tokens[-1], tokens[-1]]
+    assert [usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages] == [min(n, thoughts) for n in tokens]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"messages": [1], "tokens": [10**9]}, {"messages": [], "tokens": 1, "continue_final_message": True}],
+)
+def test_a_malformed_request_for_a_prompt_is_refused(url: str, path: str, body: dict[str, Any]) -> None:
+    response = httpx.post(f"{url}{path}", json=body, verify=False)
+    if path == "/tokenize" and body.get("messages") == []:
+        assert response.json()["count"] == 0
+    else:
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "BadRequestError")
 
 
 # Errors

@@ -1,4 +1,4 @@
-"""The compose files fit the server, the image, and one another."""
+"""The compose files match the server, the image and each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILLED_IN = "0123456789abcdef" * 4
 
 
 def environment(service: dict[str, Any], prefix: str) -> dict[str, str]:
-    """The settings that a service is given where the user sets nothing but the secrets."""
+    """Return the settings of a service if the user sets only the secrets."""
     given = {
         name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", re.sub(r"\$\{\w+:\?.*?\}", FILLED_IN, value))
         for name, value in service.get("environment", {}).items()
@@ -41,20 +41,20 @@ def environment(service: dict[str, Any], prefix: str) -> dict[str, str]:
     return {name.removeprefix(prefix).lower(): value for name, value in given.items() if name.startswith(prefix)}
 
 
-def test_the_server_is_given_settings_that_it_has() -> None:
+def test_the_settings_of_the_server_exist() -> None:
     given = environment(SERVICES["server"], "RESPONSES_MW_") | environment(SANDBOX["server"], "RESPONSES_MW_")
     make_settings(**{name.replace("_", "__", 1): value for name, value in given.items()})
 
 
 def extended(name: str) -> dict[str, Any]:
-    """Return a service of the small file, with what it takes over from the full one."""
+    """Return a service of the small file, including what it inherits from the full one."""
     small = load("compose.small.yaml")["services"][name]
     assert small["extends"] == {"file": "compose.yaml", "service": name}
     whole = SERVICES[name]
     return {**whole, **small, "environment": {**whole.get("environment", {}), **small.get("environment", {})}}
 
 
-def test_the_small_file_has_the_server_and_a_valkey_and_needs_nothing_else() -> None:
+def test_the_small_file_has_only_the_server_and_a_valkey() -> None:
     small = load("compose.small.yaml")
     assert small["services"].keys() == {"server", "valkey"}
     given = extended("server")["environment"]
@@ -66,7 +66,7 @@ def test_the_small_file_has_the_server_and_a_valkey_and_needs_nothing_else() -> 
     assert {volume.split(":")[0] for volume in extended("valkey")["volumes"]} == small["volumes"].keys()
 
 
-def test_the_sandbox_is_given_settings_that_it_has() -> None:
+def test_the_settings_of_the_sandbox_exist() -> None:
     settings = SandboxSettings.model_validate(environment(SANDBOX["sandbox"], "RESPONSES_MW_SANDBOX_"))
     url = environment(SANDBOX["server"], "RESPONSES_MW_")["tools_sandbox_url"]
     assert url == f"http://sandbox:{settings.port}/mcp"
@@ -74,13 +74,13 @@ def test_the_sandbox_is_given_settings_that_it_has() -> None:
     assert settings.token.get_secret_value() == environment(SANDBOX["server"], "RESPONSES_MW_")["tools_sandbox_token"]
 
 
-def test_the_sandbox_has_no_way_out() -> None:
+def test_the_sandbox_has_no_network_access_to_other_hosts() -> None:
     assert load("compose.sandbox.yaml")["networks"] == {"sandbox": {"internal": True}}
     assert SANDBOX["sandbox"]["networks"] == ["sandbox"]
     assert "ports" not in SANDBOX["sandbox"]
 
 
-def test_secrets_have_no_value_in_the_files_and_compose_says_how_to_make_them() -> None:
+def test_secrets_are_not_in_the_files_and_the_error_says_how_to_create_them() -> None:
     text = "".join((DEPLOY / name).read_text() for name in ("compose.yaml", "compose.sandbox.yaml"))
     required = re.findall(r"\$\{(\w+):\?(.*?)\}", text)
     assert {name for name, _ in required} == set(SECRETS)
@@ -91,9 +91,9 @@ def test_secrets_have_no_value_in_the_files_and_compose_says_how_to_make_them() 
     assert all(re.fullmatch(r"\$\{\w+:\?[^}]+\}", value) for value in secret)
 
 
-def test_the_line_that_makes_the_secrets_makes_strong_ones_once_for_the_user_alone(tmp_path: Path) -> None:
+def test_the_command_for_secrets_creates_strong_secrets_once_and_only_for_the_user(tmp_path: Path) -> None:
     [line] = re.findall(r"^#   (test -e deploy/\.env .*)$", (DEPLOY / "compose.yaml").read_text(), re.MULTILINE)
-    assert line in (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
+    assert line in (DEPLOY.parent / "docs" / "operation" / "kubernetes.md").read_text()
     (tmp_path / "deploy").mkdir()
     subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
     made = tmp_path / "deploy" / ".env"
@@ -109,29 +109,30 @@ def test_the_line_that_makes_the_secrets_makes_strong_ones_once_for_the_user_alo
     assert ignored.returncode == 0
 
 
-def test_ports_are_open_to_this_machine_only() -> None:
+def test_ports_are_published_only_on_the_loopback_address() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) >= 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
 def test_images_have_a_version() -> None:
-    assert all(re.search(r":v?\d+\.\d+", service["image"]) for service in (SERVICES | SANDBOX).values() if "image" in service)
+    images = [service["image"] for service in (SERVICES | SANDBOX).values() if "image" in service]
+    assert all(image == "responses-mw:local" or re.search(r":v?\d+\.\d+", image) for image in images)
     assert {service["image"] for service in OURS.values()} == {SERVICES["server"]["image"]}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_containers_have_no_rights(name: str) -> None:
+def test_our_containers_have_no_privileges(name: str) -> None:
     assert OURS[name]["read_only"] is True
     assert OURS[name]["cap_drop"] == ["ALL"]
     assert OURS[name]["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_every_service_is_bounded() -> None:
+def test_every_service_has_a_memory_limit() -> None:
     assert all("mem_limit" in service for service in SERVICES.values())
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_files_exist() -> None:
     sources = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     files = [source for source in sources if source.startswith(".")]
     assert len(files) >= 5
@@ -139,14 +140,14 @@ def test_what_is_mounted_is_there() -> None:
     assert {source for source in sources if not source.startswith(".")} == load("compose.yaml")["volumes"].keys()
 
 
-def test_valkey_keeps_what_it_is_given() -> None:
+def test_valkey_persists_its_data() -> None:
     command = shlex.join(SERVICES["valkey"]["command"])
     assert "--appendonly yes" in command
     assert "--maxmemory-policy noeviction" in command
     assert "--maxmemory 1gb" in command
 
 
-def test_traces_find_their_way() -> None:
+def test_traces_reach_jaeger_through_the_collector() -> None:
     collector = load("collector.yaml")
     pipeline = collector["service"]["pipelines"]["traces"]
     for part in ("receivers", "processors", "exporters"):
@@ -156,7 +157,7 @@ def test_traces_find_their_way() -> None:
     assert collector["exporters"]["otlp/jaeger"]["endpoint"].split(":")[0] in SERVICES
 
 
-def test_prometheus_scrapes_the_admin_port_as_the_job_that_alerts_look_at() -> None:
+def test_prometheus_scrapes_the_admin_port_as_the_job_in_the_alerts() -> None:
     [scraped] = load("prometheus.yaml")["scrape_configs"]
     assert scraped["job_name"] == "responses-mw"
     [found] = scraped["dns_sd_configs"]
@@ -164,6 +165,6 @@ def test_prometheus_scrapes_the_admin_port_as_the_job_that_alerts_look_at() -> N
     assert str(found["port"]) == SERVICES["server"]["environment"]["RESPONSES_MW_SERVER_ADMIN_PORT"]
 
 
-def test_grafana_asks_services_that_are_there() -> None:
+def test_grafana_uses_services_that_exist() -> None:
     for source in load("grafana/datasources/datasources.yaml")["datasources"]:
         assert source["url"].removeprefix("http://").split(":")[0] in SERVICES

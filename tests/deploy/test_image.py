@@ -1,4 +1,4 @@
-"""The image has what the package asks for, file by file, and runs as nobody in particular."""
+"""The image contains the locked requirements of the package, and does not run as root."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def locked(name: str) -> dict[str, str]:
-    """What a lock file has: packages and their versions."""
+    """Return the packages and versions in a lock file."""
     text = (DEPLOY / name).read_text()
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
 def asked(*extras: str) -> list[Requirement]:
-    """What the package asks for with some extras: theirs, and those of the extras that they name."""
+    """Return the requirements of the package with some extras, including extras that they refer to."""
     lines = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
     requirements = [Requirement(line) for line in lines]
     ours = [requirement for requirement in requirements if requirement.name == "responses-mw"]
@@ -38,7 +38,7 @@ def asked(*extras: str) -> list[Requirement]:
 
 
 def of_the_image() -> list[Requirement]:
-    """What the image should have: the extra `all` but for the embedded Valkey."""
+    """Return the requirements of the image: the extra `all` without the embedded Valkey."""
     [everything] = PROJECT["optional-dependencies"]["all"]
     return asked(*sorted(Requirement(everything).extras - {"embedded"}))
 
@@ -46,7 +46,7 @@ def of_the_image() -> list[Requirement]:
 @pytest.mark.parametrize(
     ("name", "asked"), [("../scripts/constraints.txt", asked("lint")), ("requirements.lock", of_the_image())]
 )
-def test_a_lock_has_what_the_package_asks_for(name: str, asked: list[Requirement]) -> None:
+def test_a_lock_satisfies_the_requirements_of_the_package(name: str, asked: list[Requirement]) -> None:
     lock = locked(name)
     for requirement in asked:
         version = lock.get(canonicalize_name(requirement.name))
@@ -56,7 +56,7 @@ def test_a_lock_has_what_the_package_asks_for(name: str, asked: list[Requirement
         )
 
 
-def test_the_image_of_vllm_gets_what_vllm_lacks_in_versions_that_the_package_asks_for() -> None:
+def test_the_image_for_vllm_adds_missing_packages_in_required_versions() -> None:
     lock = locked("vllm/requirements.lock")
     asked_for = {str(canonicalize_name(one.name)): one.specifier for one in asked()}
     assert {"redis", "orjson"} <= lock.keys() & asked_for.keys()
@@ -66,14 +66,14 @@ def test_the_image_of_vllm_gets_what_vllm_lacks_in_versions_that_the_package_ask
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock", "vllm/requirements.lock"])
-def test_every_package_is_locked_by_the_hashes_of_its_files(name: str) -> None:
+def test_every_package_is_locked_with_hashes(name: str) -> None:
     entries = re.split(r"^(?=[a-z0-9-]+==)", (DEPLOY / name).read_text(), flags=re.MULTILINE)[1:]
     assert entries
     assert all("--hash=sha256:" in entry for entry in entries)
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "vllm/Dockerfile"])
-def test_an_image_is_built_in_stages_from_what_is_locked(name: str) -> None:
+def test_an_image_is_built_in_stages_from_locked_packages(name: str) -> None:
     lines = (DEPLOY / name).read_text().splitlines()
     assert sum(line.startswith("FROM ") for line in lines) == 2
     installs = [line for line in lines if "pip" in line and " install " in line]
@@ -84,18 +84,18 @@ def test_an_image_is_built_in_stages_from_what_is_locked(name: str) -> None:
     assert {f"!{word}" for word in copied} <= set(ignored)
 
 
-def test_the_image_is_not_root() -> None:
+def test_the_image_does_not_run_as_root() -> None:
     assert "USER 65532:65532" in (DEPLOY / "Dockerfile").read_text().splitlines()
 
 
-def test_the_demo_service_runs_what_the_package_has() -> None:
+def test_the_demo_service_runs_a_module_of_the_package() -> None:
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["demo"]
     module, _, factory = service["entrypoint"][-1].partition(":")
     assert callable(getattr(import_module(module), factory))
     main.make_context("uvicorn", [*service["entrypoint"][3:], *service["command"]])
 
 
-def test_the_example_inside_vllm_is_valid_and_names_our_middleware() -> None:
+def test_the_vllm_example_is_valid_and_names_our_middleware() -> None:
     objects: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "vllm" / "kubernetes.yaml").read_text()))
     for one in objects:
         kubernetes_validate.validate(one, "1.31", strict=True)
@@ -106,7 +106,7 @@ def test_the_example_inside_vllm_is_valid_and_names_our_middleware() -> None:
     assert pod["enableServiceLinks"] is False
 
 
-def test_the_example_inside_vllm_drains_like_the_chart() -> None:
+def test_the_vllm_example_drains_like_the_chart() -> None:
     [pod] = [
         one["spec"]["template"]["spec"]
         for one in yaml.safe_load_all((DEPLOY / "vllm" / "kubernetes.yaml").read_text())

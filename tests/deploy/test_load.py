@@ -1,4 +1,4 @@
-"""The load script, against real servers."""
+"""The load script, run against real servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from responses_mw.demo.tour import our_server
+from responses_mw.demo.deployment import our_server
 from responses_mw.demo.upstream import demo_upstream
 from tests.support.paths import ROOT
 
@@ -26,7 +26,7 @@ def load(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_it_tells_what_clients_saw_of_streams_and_of_background_responses(url: str) -> None:
+def test_the_load_script_reports_the_latency_of_streams_and_background_responses(url: str) -> None:
     done = load("--url", url, "--streams", "4", "--background", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "demo: 4 responses" in done.stdout
@@ -34,7 +34,7 @@ def test_it_tells_what_clients_saw_of_streams_and_of_background_responses(url: s
     assert "first token" in done.stdout
 
 
-def test_it_fails_where_responses_fail(url: str) -> None:
+def test_the_load_script_fails_if_responses_fail(url: str) -> None:
     done = load("--url", url, "--streams", "1", "--model", "no-such-model")
     assert done.returncode == 1
     assert "HTTP 404" in done.stdout

@@ -1,4 +1,4 @@
-"""The page about security names tests that exist, and the policy and the page lead to one another."""
+"""The tests that the security page names exist, and the policy and the page link to each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "inside" / "security.md").read_text()
 
 
 def test_every_threat_is_covered_by_tests_that_exist() -> None:
@@ -19,10 +19,10 @@ def test_every_threat_is_covered_by_tests_that_exist() -> None:
             assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), f"{file}::{name}"
 
 
-def test_the_policy_says_how_to_report_and_its_links_lead_somewhere() -> None:
+def test_the_policy_describes_how_to_report_and_its_links_exist() -> None:
     policy = (ROOT / "SECURITY.md").read_text()
     assert "Report a vulnerability" in policy
-    for folder, text in ((ROOT, policy), (ROOT / "docs", PAGE)):
+    for folder, text in ((ROOT, policy), (ROOT / "docs" / "inside", PAGE)):
         for target, anchor in re.findall(r"\]\((?!https:)([^)#]*)(?:#([\w-]+))?\)", text):
             linked = (folder / target).read_text() if target else text
             headings = re.findall(r"^#+ (.+)$", linked, re.MULTILINE)

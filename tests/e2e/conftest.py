@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def cache() -> Path:
-    """The directory in which installations stay. Nothing of them comes into this project's environment."""
+    """Return the directory for installations, which are kept apart from this project's environment."""
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "responses-mw"
     path.mkdir(parents=True, exist_ok=True)
     return path

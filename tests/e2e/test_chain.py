@@ -1,4 +1,4 @@
-"""Responses are completed on one replica, and each is continued at once on another: none may be missed.
+"""Responses are completed on one replica, and each is continued at once on another. None may be missing.
 
 Real processes: two replicas, a Valkey, and the benchmarks' chat server.
 """
@@ -18,7 +18,7 @@ AT_A_TIME = 16
 
 
 async def continued(a: openai.AsyncOpenAI, b: openai.AsyncOpenAI, number: int) -> list[str]:
-    """The roles in the history of what continues, on `b`, a response that has just completed on `a`. Every other is streamed."""
+    """Continue, on `b`, a response that has just completed on `a`, and return the roles in its history. Every other one is streamed."""
     first = await a.responses.create(model="tiny", input=f"first {number}", stream=True) if number % 2 else None
     if first is None:
         response = await a.responses.create(model="tiny", input=f"first {number}")
@@ -35,9 +35,7 @@ async def continued(a: openai.AsyncOpenAI, b: openai.AsyncOpenAI, number: int) -
     return [str(getattr(item, "role", "")) async for item in a.responses.input_items.list(second.id, order="asc")]
 
 
-async def test_what_completed_on_one_replica_is_continued_at_once_on_another(
-    redis_url: str, request: pytest.FixtureRequest
-) -> None:
+async def test_a_response_can_be_continued_on_another_replica_at_once(redis_url: str, request: pytest.FixtureRequest) -> None:
     free = asyncio.Semaphore(AT_A_TIME)
     with running("benchmarks.upstream") as upstream:
         serve = ("responses_mw", "serve", f"--upstream={upstream.url}", f"--redis={redis_url}")

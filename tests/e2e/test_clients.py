@@ -1,4 +1,4 @@
-"""The clients of others run against responses-mw with a scripted model behind it, and must come to what the model was told.
+"""Well-known clients run against responses-mw and a scripted model, and must complete every case.
 
 They are openai, the OpenAI Agents SDK, LangChain, Pydantic AI; and of npm openai and the AI SDK. Each case is run in several
 ways: with all items sent again, with previous_response_id, and with store=False and encrypted reasoning; streamed and not. pip
@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import openai
 import pytest
 
 from benchmarks.processes import end, free_port, running
+from tests.e2e.clients.cases import KEY
 from tests.e2e.clients.model import Model
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
@@ -41,19 +43,19 @@ PYTHON = (
 )
 NPM = ("@ai-sdk/openai@4.0.118", "ai@7.0.173", "openai@7.55.0", "zod@4.6.7")
 PROGRAMS = {
-    "openai": ("openai_sdk", 14),
-    "openai-agents": ("agents_sdk", 15),
-    "langchain": ("langchain", 8),
-    "pydantic-ai": ("pydantic_agents", 6),
+    "openai": ("openai_sdk", 16),
+    "openai-agents": ("agents_sdk", 19),
+    "langchain": ("langchain", 10),
+    "pydantic-ai": ("pydantic_agents", 7),
 }
 """Each client's program, and the number of its cases."""
-JAVASCRIPT_CASES = 11
+JAVASCRIPT_CASES = 18
 QUIET = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false", "PYTHONWARNINGS": "ignore"}
 SECONDS = 300.0
 
 
 def folder(cache: Path, kind: str, pins: tuple[str, ...]) -> Path:
-    """Where clients of these versions are kept."""
+    """Return the directory of clients of these versions."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256(" ".join([python, *pins]).encode()).hexdigest()[:12]
     return cache / f"clients-{kind}-{digest}"
@@ -61,7 +63,7 @@ def folder(cache: Path, kind: str, pins: tuple[str, ...]) -> Path:
 
 @pytest.fixture(scope="module")
 def python(cache: Path) -> Path:
-    """The Python of an environment that has the clients."""
+    """Return the Python interpreter of an environment that has the clients."""
     path = folder(cache, "python", PYTHON)
     python = path / "bin" / "python"
     if not (path / "ready").exists():
@@ -74,7 +76,7 @@ def python(cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def node_folder(cache: Path) -> Path:
-    """A directory that has the packages in its node_modules."""
+    """Return a directory that has the packages in its `node_modules`."""
     if missing := [program for program in ("node", "npm") if not shutil.which(program)]:
         pytest.skip(f"there is no {' and no '.join(missing)} here")
     path = folder(cache, "node", NPM)
@@ -88,7 +90,7 @@ def node_folder(cache: Path) -> Path:
 
 @contextmanager
 def sandbox() -> Iterator[str]:
-    """The URL of the sandbox's service, which runs only the cases' code: it may be weakly isolated."""
+    """The URL of the sandbox's service. It runs only code of the cases, so weak isolation is sufficient."""
     port, quiet = free_port(), subprocess.DEVNULL
     command = [sys.executable, "-m", "responses_mw", "sandbox", f"--port={port}", "--allow-weak-isolation"]
     process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -116,7 +118,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def urls(serve_module: Serve, model: Model) -> Iterator[list[str]]:
-    """Our server with everything around it; the URLs that the programs are given."""
+    """Start our server and the services that it needs, and yield the URLs for the programs."""
     with ExitStack() as stack:
         settings = {
             "UPSTREAM_URL": serve_module(model),
@@ -130,11 +132,21 @@ def urls(serve_module: Serve, model: Model) -> Iterator[list[str]]:
         environment = {f"RESPONSES_MW_{name}": value for name, value in settings.items()}
         ours = stack.enter_context(running("responses_mw", "serve", environment=environment))
         mcp = serve_module(weather().streamable_http_app())
-        yield [f"{ours.url}/v1", f"{mcp}/mcp", f"{serve_module(weather().sse_app())}/sse"]
+        yield [f"{ours.url}/v1", f"{mcp}/mcp", f"{serve_module(weather().sse_app())}/sse", handbook(f"{ours.url}/v1")]
+
+
+def handbook(url: str) -> str:
+    """Create a vector store with one file, and return its id."""
+    with openai.OpenAI(base_url=url, api_key=KEY) as client:
+        store = client.vector_stores.create(name="handbook")
+        file = ("handbook.md", b"# Leave\nEvery employee has 28 days of annual leave.")
+        added = client.vector_stores.files.upload_and_poll(vector_store_id=store.id, file=file)
+        assert added.status == "completed", added.last_error
+        return store.id
 
 
 def check(command: list[str], cases: int, model: Model) -> None:
-    """Run a client's program, which writes a line for each of its cases."""
+    """Run a client's program, which prints a line for each of its cases."""
     model.faults.clear()
     environment = {key: value for key, value in os.environ.items() if not key.upper().endswith("_PROXY")} | QUIET
     done = subprocess.run(
@@ -147,12 +159,12 @@ def check(command: list[str], cases: int, model: Model) -> None:
 
 
 @pytest.mark.parametrize("client", PROGRAMS)
-def test_a_client_comes_to_what_the_model_was_told(client: str, urls: list[str], model: Model, python: Path) -> None:
+def test_python_clients_complete_every_case(client: str, urls: list[str], model: Model, python: Path) -> None:
     program, cases = PROGRAMS[client]
     check([str(python), "-m", f"tests.e2e.clients.{program}", *urls], cases, model)
 
 
-def test_the_clients_of_npm_come_to_what_the_model_was_told(urls: list[str], model: Model, node_folder: Path) -> None:
+def test_javascript_clients_complete_every_case(urls: list[str], model: Model, node_folder: Path) -> None:
     program = node_folder / "clients.mjs"  # packages are looked for beside it
     shutil.copyfile(ROOT / "tests" / "e2e" / "clients" / "javascript.mjs", program)
     check(["node", str(program), *urls], JAVASCRIPT_CASES, model)

@@ -1,4 +1,4 @@
-"""Codex CLI runs against responses-mw with a scripted model behind it, and must come to what the script says.
+"""Codex CLI runs against responses-mw and a scripted model, and must complete every case.
 
 npm installs the pinned Codex into a cache; `--codex PATH` is another one to run.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-CODEX = "0.169.0"
+CODEX = "0.171.0"
 SECONDS = 90.0
 LOOKS_EVERY = 0.05
 RETRIES = {"connection breaks": 1, "server is killed": 20}
@@ -44,7 +44,7 @@ MOST_SHOWN = 1500
 
 @pytest.fixture(scope="module")
 def codex(cache: Path, request: pytest.FixtureRequest) -> Path:
-    """The Codex to run: the pinned one is installed if it is not there yet."""
+    """Return the path of Codex. Install the pinned version if it is missing."""
     if given := request.config.getoption("--codex"):
         return Path(given).absolute()
     folder = cache / f"codex-{CODEX}"
@@ -59,7 +59,7 @@ def codex(cache: Path, request: pytest.FixtureRequest) -> Path:
 
 
 class Ours:
-    """Our server in front of `upstream`, always at one `port`: it can be killed, and started anew."""
+    """Our server in front of `upstream`, always on the same `port`. It can be killed and started again."""
 
     def __init__(self, upstream: str, *options: str) -> None:
         self.port = free_port()
@@ -94,7 +94,7 @@ def model() -> Model:
 
 @dataclass
 class Server:
-    """A server of ours, and what Codex reaches it over."""
+    """Our server, and the relay between it and Codex."""
 
     ours: Ours
     wire: Wire
@@ -102,7 +102,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers(serve_module: Serve, model: Model, portal: BlockingPortal) -> Iterator[dict[bool, Server]]:
-    """By whether they have a search provider."""
+    """Servers with and without a search provider."""
     search = serve_module(SearchServer(SEARXNG), lifespan="off")
     options = {False: (), True: ("--search.provider=searxng", f"--search.url={search}")}
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def config(case: Case, url: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_codex_comes_to_what_the_script_says(
+def test_codex_completes_every_scripted_case(
     name: str, codex: Path, model: Model, servers: dict[bool, Server], cache: Path
 ) -> None:
     case = CASES[name]
@@ -181,7 +181,7 @@ Trouble = Callable[["subprocess.Popen[str]"], None]
 
 
 def trouble(case: Case, wire: Wire, ours: Ours) -> Trouble:
-    """What is to be killed, once the wire has cut the answer."""
+    """Return what to kill after the relay has interrupted the answer."""
 
     is_due = bool(case.trouble)
 

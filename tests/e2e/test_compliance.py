@@ -47,7 +47,7 @@ def suite(cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The API that is tested."""
+    """The URL of the API that is tested."""
     if given := request.config.getoption("--url"):
         yield given
         return
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def bun(path: Path) -> str:
-    """The Bun that npm put beside the suite or into it, else the one on the path."""
+    """Return the Bun that npm has installed for the suite, otherwise the one on the path."""
     places = [parent / "node_modules" / ".bin" / "bun" for parent in (path, path.parent)]
     return next((str(place) for place in places if place.exists()), "bun")
 

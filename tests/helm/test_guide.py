@@ -1,4 +1,4 @@
-"""What the guides tell to type: the chart takes it, and what it names is there."""
+"""Commands in the guides: the chart accepts them, and the objects, files and flags in them exist."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from responses_mw.cli import COMMANDS
 from tests.helm.rendering import CHART, KUBERNETES, REQUIRED, Rendered, render, run_helm
 from tests.support.paths import ROOT
 
-GUIDES = [ROOT / "docs" / name for name in ("kubernetes.md", "operations.md")]
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+GUIDES = [ROOT / "docs" / "operation" / name for name in ("kubernetes.md", "operations.md")]
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 # What stands beside the chart in a cluster, or is the reader's own.
 OF_OTHERS = {"responses-secrets", "responses-api-keys", "valkey"}
 
 
 def lines(guide: Path) -> Iterator[str]:
-    """The commands, each on one line, without what they are given on standard input."""
+    """Return the commands, each on one line, without their standard input."""
     for block in re.findall(r"^```sh\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL):
         joined = re.sub(r"\\\n\s*", "", re.sub(r"<<'(\w+)'\n.*?^\1$", "", block, flags=re.MULTILINE | re.DOTALL))
         yield from (line.partition("  #")[0].strip() for line in joined.splitlines() if line.strip())
@@ -33,28 +33,36 @@ def words(line: str) -> list[str]:
     return shlex.split(re.sub(r"\$\([^()]*\)", "COMPUTED", line.removesuffix("&")))
 
 
-def charts(guide: Path) -> Iterator[list[str]]:
-    """For each command that installs or upgrades: what `helm template` is given to render what is in the cluster then."""
-    before: list[str] = []
-    for line in lines(guide):
-        command = words(line)
-        if command[0] != "helm" or not {"install", "upgrade"} & set(command):
-            continue
-        given = [word for at, word in enumerate(command) if at and (word == "--set" or command[at - 1] == "--set")]
-        before = [*before, *given] if "--reuse-values" in command else given
-        yield before
+def charts(guide: Path) -> list[dict[str, Any]]:
+    """The values of the reader's file after each of the guide's changes to it, or of any file if the guide shows none."""
+    changes = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL)
+    found: list[dict[str, Any]] = []
+    values: dict[str, Any] = {}
+    for change in map(yaml.safe_load, changes):
+        values = {name: _merged(values.get(name), change.get(name)) for name in {**values, **change}}
+        found.append(values)
+    return found or [REQUIRED]
+
+
+def _merged(old: Any, new: Any) -> Any:
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else old if new is None else new
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_every_installation_and_upgrade_of_a_guide_renders(guide: Path) -> None:
-    template = ["template", "responses", str(CHART), "--namespace", "llm", "--kube-version", KUBERNETES]
-    rendered = [
-        list(yaml.safe_load_all(run_helm([*template, *given], {} if given else REQUIRED)))  # or the reader's own file
-        for given in charts(guide)
-    ]
-    assert rendered
-    for objects in rendered:
+def test_the_values_in_a_guide_render(guide: Path) -> None:
+    for values in charts(guide):
+        command = ["template", "responses", str(CHART), "--namespace", "llm", "--kube-version", KUBERNETES]
+        objects = list(yaml.safe_load_all(run_helm(command, values)))
         assert "Deployment" in {one["kind"] for one in objects if one}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_passes_the_values_file_to_every_installation_and_upgrade(guide: Path) -> None:
+    commands = [line for line in lines(guide) if re.match(r"helm (install|upgrade) ", line)]
+    assert commands
+    for command in commands:
+        assert "-f values.yaml" in command
+        assert not re.search("--set|--reuse-values", command)
 
 
 def test_manifests_in_the_guides_are_valid_and_admitted_by_the_restricted_profile() -> None:
@@ -73,7 +81,7 @@ def everything() -> Rendered:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_what_a_guide_asks_the_cluster_for_is_what_the_chart_makes(guide: Path) -> None:
+def test_a_guide_queries_only_objects_that_the_chart_creates(guide: Path) -> None:
     text, rendered = guide.read_text(), everything()
     names = {(one["kind"].lower(), one["metadata"]["name"]) for one in rendered.objects}
     asked = set(re.findall(r"\b(deployment|service)/([\w-]+)", text)) | set(re.findall(r"get (secret) ([\w-]+)", text))
@@ -84,7 +92,7 @@ def test_what_a_guide_asks_the_cluster_for_is_what_the_chart_makes(guide: Path) 
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_files_and_flags_that_a_guide_names_are_there(guide: Path) -> None:
+def test_files_and_flags_in_a_guide_exist(guide: Path) -> None:
     for line in lines(guide):
         for word in words(line):
             if word.startswith(("deploy/", "helm/", "./helm/", "scripts/")):
@@ -92,11 +100,11 @@ def test_files_and_flags_that_a_guide_names_are_there(guide: Path) -> None:
         if "deploy/load.py" in line:
             flags = {word for word in words(line) if word.startswith("--")}
             assert flags <= set(re.findall(r"\"(--[a-z-]+)\"", (ROOT / "deploy" / "load.py").read_text())), line
-    for name in re.findall(r"\]\(\.\./([\w./-]+)\)", guide.read_text()):
+    for name in re.findall(r"\]\(\.\./\.\./([\w./-]+)\)", guide.read_text()):
         assert (ROOT / name).exists(), name
 
 
-def test_flags_of_the_command_in_all_pages_are_flags_that_it_has() -> None:
+def test_flags_of_responses_mw_in_all_pages_exist() -> None:
     found = 0
     for page in PAGES:
         for name, rest in re.findall(rf"responses-mw ({'|'.join(COMMANDS)})\b([^`\n]*(?:\\\n[^`\n]*)*)", page.read_text()):

@@ -1,4 +1,4 @@
-"""`helm test` finds out whether a deployment answers: its program, as rendered, against real servers."""
+"""`helm test` checks whether a deployment answers. The rendered program is run against real servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from responses_mw.demo.tour import our_server
+from responses_mw.demo.deployment import our_server
 from responses_mw.demo.upstream import demo_upstream
 from tests.helm.rendering import REQUIRED, render
 
@@ -27,17 +27,17 @@ def hook(url: str, model: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", *container["args"]], env=env, capture_output=True, text=True, check=False)
 
 
-def test_it_creates_reads_continues_and_deletes(url: str) -> None:
+def test_the_hook_creates_reads_continues_and_deletes_a_response(url: str) -> None:
     done = hook(url)
     assert done.returncode == 0, done.stderr
     assert "demo answered" in done.stdout
 
 
-def test_it_fails_and_says_why_where_the_model_does_not_exist(url: str) -> None:
+def test_the_hook_fails_with_the_reason_if_the_model_does_not_exist(url: str) -> None:
     done = hook(url, model="no-such-model")
     assert done.returncode == 1
     assert "no-such-model" in done.stderr
 
 
-def test_it_fails_where_nobody_serves() -> None:
+def test_the_hook_fails_if_no_server_listens() -> None:
     assert hook("http://127.0.0.1:9").returncode == 1

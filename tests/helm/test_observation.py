@@ -1,4 +1,4 @@
-"""Alerts, dashboard and scaling ask for the metrics of their release only, by the labels that the Prometheus operator sets."""
+"""Alerts, dashboard and scaling query only the metrics of their release, by the labels that the Prometheus operator sets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def board(rendered: Rendered) -> dict[str, Any]:
 
 
 def queries(rendered: Rendered) -> list[str]:
-    """Return every query, and the ones of the dashboard's variables."""
+    """Return all queries, including those of the dashboard's variables."""
     [scaled] = rendered.kind("ScaledObject")
     variables = [one["definition"] for one in board(rendered)["templating"]["list"] if "definition" in one]
     return [
@@ -60,7 +60,7 @@ def selectors(query: str) -> list[promql_parser.VectorSelector]:
 
 
 @pytest.mark.parametrize("name", [NAME, "other"])
-def test_every_query_asks_for_the_metrics_of_one_release(name: str) -> None:
+def test_every_query_selects_the_metrics_of_one_release(name: str) -> None:
     rendered = render(WATCHED, {"fullnameOverride": name})
     asked = [selector for query in queries(rendered) for selector in selectors(query)]
     assert len(asked) > 50
@@ -71,7 +71,7 @@ def test_every_query_asks_for_the_metrics_of_one_release(name: str) -> None:
     assert all(service["metadata"]["name"] in {name, name + "-admin"} for service in rendered.kind("Service"))
 
 
-def test_alerts_are_those_of_the_file_and_say_whose_they_are() -> None:
+def test_alerts_are_those_of_the_file_with_labels_of_the_release() -> None:
     found = rules(render(WATCHED))
     assert [rule["alert"] for rule in found] == [rule["alert"] for rule in alerts()]
     for rule, plain in zip(found, alerts(), strict=True):
@@ -79,7 +79,14 @@ def test_alerts_are_those_of_the_file_and_say_whose_they_are() -> None:
         assert rule["annotations"] == plain["annotations"]
 
 
-def test_alerts_on_memory_are_ratios() -> None:
+def test_alerts_link_to_a_runbook_only_if_its_url_is_set() -> None:
+    page = "https://wiki.example.com/operations"
+    found = rules(render(WATCHED, {"prometheusRule": {"runbookUrl": page}}))
+    for rule, plain in zip(found, alerts(), strict=True):
+        assert rule["annotations"] == {**plain["annotations"], "runbook_url": f"{page}#{rule['alert'].lower()}"}
+
+
+def test_alerts_about_memory_compare_ratios() -> None:
     of_memory = [rule for rule in alerts() if "memory" in rule["expr"]]
     assert of_memory
     for rule in of_memory:
@@ -88,7 +95,7 @@ def test_alerts_on_memory_are_ratios() -> None:
         assert str(getattr(comparison.lhs, "op", None)) == "/", rule["alert"]
 
 
-def test_dashboards_of_two_releases_do_not_take_one_anothers_place() -> None:
+def test_dashboards_of_two_releases_have_different_ids() -> None:
     one, other = (render(WATCHED, {"fullnameOverride": name}) for name in ("one", "other"))
     assert not dashboard_files(one).keys() & dashboard_files(other).keys()
     assert len({board(one)["uid"], board(other)["uid"], dashboard()["uid"]}) == 3

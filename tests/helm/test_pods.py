@@ -1,4 +1,4 @@
-"""What a cluster's operator adds to pods and objects arrives where it should."""
+"""Labels, containers and other parts that operators add to pods and objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from responses_mw.engine.prompt_templates import Prompts
+from responses_mw.asgi.prompt_templates import Prompts
 from tests.helm.rendering import CHART, NAME, REQUIRED, Rendered, render
 from tests.helm.test_examples import EVERYTHING, REF, TRYOUT
 
@@ -29,7 +29,7 @@ def test_common_labels_and_annotations_are_on_every_object_and_pod_and_in_no_sel
     assert hook["helm.sh/hook"] == "test"
 
 
-def test_variables_containers_and_volumes_of_the_users_own_come_after_ours() -> None:
+def test_variables_containers_and_volumes_of_the_user_come_after_those_of_the_chart() -> None:
     given: dict[str, Any] = {
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
         "extraEnvFrom": [{"configMapRef": {"name": "mine"}}],
@@ -47,7 +47,7 @@ def test_variables_containers_and_volumes_of_the_users_own_come_after_ours() -> 
         assert pod["volumes"][-1] == given["extraVolumes"][0]
 
 
-def test_each_secret_may_be_a_key_of_another_secret() -> None:
+def test_each_secret_value_can_refer_to_a_key_of_another_secret() -> None:
     references = {
         "redis": {"url": REF},
         "auth": {"secret_keys": REF},
@@ -66,7 +66,7 @@ def test_each_secret_may_be_a_key_of_another_secret() -> None:
         assert container["envFrom"] == [{"configMapRef": {"name": NAME}}]
 
 
-def test_a_cluster_may_choose_the_user() -> None:
+def test_the_cluster_can_choose_the_user_id() -> None:
     for pod in render(REQUIRED).pods().values():
         assert {pod["spec"]["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {65532}
     none = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
@@ -75,7 +75,7 @@ def test_a_cluster_may_choose_the_user() -> None:
         assert all("runAsUser" not in one["securityContext"] for one in pod["spec"]["containers"])
 
 
-def test_prompts_are_files_that_the_server_reads(tmp_path: Any) -> None:
+def test_prompts_are_mounted_as_files_that_the_server_can_read(tmp_path: Any) -> None:
     files = {"support.toml": 'instructions = "You help with {{product}}."\n'}
     rendered = render(WORKERS, {"prompts": {"files": files}})
     data = rendered("ConfigMap", "-prompts")["data"]
@@ -91,7 +91,7 @@ def test_prompts_are_files_that_the_server_reads(tmp_path: Any) -> None:
     assert all({"name": "prompts", "configMap": {"name": "mine"}} in pod["volumes"] for pod in own)
 
 
-def test_probes_have_the_times_that_are_set_and_readiness_what_it_requires() -> None:
+def test_probes_have_the_configured_times_and_readiness_its_requirements() -> None:
     given = {"probes": {"readiness": {"failureThreshold": 9}}, "readiness": {"require": ["redis", "upstream"]}}
     for pod in pods(render(WORKERS, given)):
         probe = pod["containers"][0]["readinessProbe"]
@@ -99,7 +99,7 @@ def test_probes_have_the_times_that_are_set_and_readiness_what_it_requires() -> 
         assert probe["httpGet"] == {"path": "/readyz?require=redis,upstream", "port": "admin"}
 
 
-def test_an_ingress_has_the_paths_and_certificates_that_are_set_and_a_route_its_filters() -> None:
+def test_an_ingress_has_the_configured_paths_and_certificates_and_a_route_its_filters() -> None:
     tls = [{"secretName": "tls", "hosts": ["a"]}]
     filters = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"set": [{"name": "x", "value": "other"}]}}]
     rendered = render(
@@ -115,13 +115,13 @@ def test_an_ingress_has_the_paths_and_certificates_that_are_set_and_a_route_its_
     assert rule["filters"] == filters
 
 
-def test_images_come_from_the_registry_that_is_set() -> None:
+def test_images_come_from_the_configured_registry() -> None:
     rendered = render(EVERYTHING, {"image": {"registry": "registry.example.com/llm/", "tag": "9"}})
     images = {one["image"] for pod in rendered.pods().values() for one in pod["spec"]["containers"]}
     assert images == {"registry.example.com/llm/responses-mw:9"}
 
 
-def test_a_try_out_is_one_pod_with_its_own_valkey() -> None:
+def test_a_trial_installation_is_one_pod_with_its_own_valkey() -> None:
     rendered = render(TRYOUT)
     [deployment] = rendered.kind("Deployment")
     assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})

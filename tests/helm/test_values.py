@@ -1,4 +1,4 @@
-"""No value is without effect, and the schema and the settings know the same names."""
+"""Every value has an effect, and the schema and the settings have the same names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from tests.helm.rendering import CHART, merged, render, render_all
 from tests.helm.test_examples import EVERYTHING, LEAST
 
 # Everything but the dashboard, which takes time, is on, and nothing is drawn at random.
-BASE = merged([EVERYTHING, {"dashboard": {"enabled": False}, "secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])
+BASE = merged(
+    [
+        EVERYTHING,
+        {"dashboard": {"enabled": False}, "secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}, "ui": {"token": "t" * 16}},
+    ]
+)
 # Where it stands instead of another.
 ALONE: dict[str, Any] = {
     "replicaCount": 1,
@@ -22,6 +27,7 @@ ALONE: dict[str, Any] = {
 }
 REF = {"name": "mine", "key": "url"}
 INSTEAD: dict[str, dict[str, Any]] = {
+    "upstream.headlessService": {"upstream": {"url": "", "headlessService": "vllm:8000"}},
     "worker.enabled": {"worker": {"keda": {"enabled": False}}},
     "worker.replicaCount": {"worker": {"keda": {"enabled": False}}},
     "replicaCount": {"autoscaling": {"enabled": False}},
@@ -30,6 +36,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "dashboard.labels.grafana_dashboard": {"dashboard": {"enabled": True}},
     "tryout.image": {"tryout": {"enabled": True}, "redis": {"url": ""}, **ALONE},
     "sandbox.existingSecret": {"sandbox": {"token": "", "existingSecret": "mine"}},
+    "ui.existingSecret": {"ui": {"token": "", "existingSecret": "mine"}},
 }
 # What a value is changed to, where its type does not tell.
 OTHER: dict[str, Any] = {
@@ -51,12 +58,15 @@ OTHER: dict[str, Any] = {
     "image.pullPolicy": "Always",
     "imagePullSecrets": [{"name": "other"}],
     "upstream.url": "http://other:8000",
+    "upstream.headlessService": "other:8000",
+    "upstreams": {"other": {"url": "http://other:8000"}},
     "redis.url": "redis://other:6379",
     "settings.server.log_format": "human",
     "secretSettings": {"upstream": {"api_key": "s3cret"}},
     "secretKeys": ["o" * 32],
     "mcpServers": {"other": {"url": "https://other.example.com"}},
     "service.type": "NodePort",
+    "listenHost": "::",
     "ingress.streaming": "alb",
     "ingress.hosts": ["other.example.com"],
     "httpRoute.parentRefs": [{"name": "other"}],
@@ -64,6 +74,8 @@ OTHER: dict[str, Any] = {
     "worker.keda.prometheus": "http://other:9090",
     "sandbox.isolation": "restricted",
     "sandbox.token": "o" * 16,
+    "ui.mode": "metadata",
+    "ui.token": "o" * 16,
     "sandbox.settings": {"max_containers": 3},
     "telemetry.endpoint": "http://other:4318",
     "telemetry.sampleRatio": 0.5,
@@ -71,9 +83,11 @@ OTHER: dict[str, Any] = {
     "serviceMonitor.interval": "10s",
     "networkPolicy.ingressFrom": [{"podSelector": {}}],
     "networkPolicy.metricsFrom": [{"podSelector": {}}],
+    "networkPolicy.uiFrom": [{"podSelector": {}}],
     "networkPolicy.egress": [{"to": [{"podSelector": {}}]}],
     "networkPolicy.egressPorts": [443, 9999],
     "networkPolicy.egressTo": [{"podSelector": {}}],
+    "networkPolicy.dnsTo": [{"podSelector": {}}],
     "tolerations": [{"key": "other", "operator": "Exists"}],
     "sandbox.tolerations": [{"key": "other", "operator": "Exists"}],
     "affinity": {"podAffinity": {}},
@@ -128,7 +142,7 @@ def base_of(path: str) -> dict[str, Any]:
     return merged([BASE, INSTEAD.get(path, {})])
 
 
-def test_every_value_changes_what_is_rendered() -> None:
+def test_every_value_changes_the_rendered_objects() -> None:
     leaves = [leaf for leaf in value_paths() if leaf[0] != "tryout.enabled"]  # which needs the absence of others
     bases = ["", *INSTEAD]
     rendered = render_all([*map(base_of, bases), *[with_another(path, value) for path, value in leaves]])
@@ -137,15 +151,15 @@ def test_every_value_changes_what_is_rendered() -> None:
     assert [path for path, one in after.items() if one.objects == before.get(path, before[""]).objects] == []
 
 
-def test_cases_that_are_rendered_together_give_what_they_give_alone() -> None:
+def test_values_rendered_together_give_the_same_objects_as_alone() -> None:
     assert render_all([LEAST, BASE])[1].objects == render(BASE).objects
 
 
-def test_the_schema_knows_every_value_and_no_other() -> None:
+def test_the_schema_describes_exactly_the_values() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["$schema"] == "http://json-schema.org/draft-07/schema#"
 
-    written = {"settings", "secretSettings", "secretRefs", "sandbox.settings"}  # by scripts/settings
+    written = {"settings", "secretSettings", "secretRefs", "upstreams", "sandbox.settings"}  # by scripts/settings
 
     def known(part: dict[str, Any], before: str = "") -> set[str]:
         found: set[str] = set()
@@ -169,7 +183,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "image", "worker", "worker.keda", "sandbox", "networkPolicy", "telemetry", "settings"])
-def test_no_part_of_the_schema_takes_unknown_names(path: str) -> None:
+def test_no_object_in_the_schema_accepts_unknown_names(path: str) -> None:
     part = json.loads((CHART / "values.schema.json").read_text())
     for name in path.split(".") if path else []:
         part = part["properties"][name]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.processes import free_port
-from tests.support.configured import flag
+from tests.support.configured import REDIS_TIMEOUT, flag
 from tests.support.servers import Ours
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def run(fork_server: ForkServer, redis_url: str, upstream_url: str) -> Iterator[
                 "redis__url": redis_url,
                 "auth__secret_keys": SECRET,
                 "jobs__lease": LEASE,
+                "redis__timeout": REDIS_TIMEOUT,
             }
             if command == "serve":
                 settings["port"] = free_port()

@@ -13,7 +13,7 @@ import redis
 
 from responses_mw.jobs import service
 from responses_mw.protocol import sse
-from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.types import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
 from responses_mw.state.jobs import CHUNK, PAGE_BYTES, PLAIN_PAGE
 from responses_mw.state.schema import decompress

@@ -15,7 +15,7 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.replay import OutputReplay
-from responses_mw.state import Batch, State, connect
+from responses_mw.state import Batch, State, TakeReason, connect
 from responses_mw.state import jobs as state_jobs
 from tests.jobs.test_records import ALICE, append, take, taken
 from tests.support.scripted import HELLO, call, delta, finish, reasoning, text
@@ -68,7 +68,7 @@ def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("name", RUNS)
-def test_the_log_of_a_run_replays_to_its_output_wherever_the_run_breaks_off(name: str, options: ResponseOptions) -> None:
+def test_the_log_of_a_run_interrupted_anywhere_replays_to_its_output(name: str, options: ResponseOptions) -> None:
     for length in range(len(RUNS[name]) + 1):
         _, log, broken = run(RUNS[name][:length], options)
         assert folded(log) == broken["output"]
@@ -94,7 +94,7 @@ async def test_a_log_is_replayed_up_to_the_first_foreign_event(redis_url: str, d
     last = 2 + len(events)
     assert await append(state, job, Batch(3, last, words))
     assert await append(state, job, Batch(last + 1, last + 1, data))
-    ended = await write_end(state, await take(state, ids.response, "cancel"))
+    ended = await write_end(state, await take(state, ids.response, TakeReason.CANCEL))
     assert (ended["status"], ended["output"][0]["content"][0]["text"]) == ("cancelled", "Hello")
     await state.aclose()
 
@@ -113,7 +113,7 @@ async def test_a_log_is_replayed_page_by_page(redis_url: str, monkeypatch: pytes
         data = sse.encode(events)
         assert await append(state, job, Batch(number, number + len(events) - 1, data))
         size, number = size + len(data), number + len(events)
-    job = await taken(state, ids.response, "cancel")
+    job = await taken(state, ids.response, TakeReason.CANCEL)
     tracemalloc.start()
     try:
         log = await read_log(state, job)

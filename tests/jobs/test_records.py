@@ -16,7 +16,7 @@ from fakeredis import FakeAsyncRedis
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
 from responses_mw.jobs.event_log import ClaimedJob, EventLogWriter
-from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.types import Event
 from responses_mw.state import (
     Batch,
     Chain,
@@ -25,13 +25,14 @@ from responses_mw.state import (
     Deleted,
     Fenced,
     Job,
+    JobVerdict,
     Missing,
     State,
     StateOptions,
     Taken,
+    TakeReason,
     connect,
 )
-from responses_mw.state.jobs import announced
 from responses_mw.state.schema import Address, kind_of, response_address, stop_channel
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.cluster import cluster_url
@@ -71,11 +72,13 @@ async def create(state: State) -> str:
     return ids.response
 
 
-async def take(state: State, response_id: str, why: str = "run", *, lease: float = LEASE, owner: str = "") -> Taken:
+async def take(
+    state: State, response_id: str, why: TakeReason = TakeReason.RUN, *, lease: float = LEASE, owner: str = ""
+) -> Taken:
     return await state.jobs.take(response_id, why, worker="w", lease=lease, max_attempts=2, owner=owner)
 
 
-async def taken(state: State, response_id: str, why: str = "run", *, lease: float = LEASE) -> Job:
+async def taken(state: State, response_id: str, why: TakeReason = TakeReason.RUN, *, lease: float = LEASE) -> Job:
     job = (await take(state, response_id, why, lease=lease)).job
     assert job is not None
     return job
@@ -111,7 +114,7 @@ async def test_a_job_is_held_by_one_worker_at_a_time(state: State) -> None:
     response_id = await create(state)
     await taken(state, response_id)
     again = await take(state, response_id)
-    assert again.verdict == "held"
+    assert again.verdict == JobVerdict.HELD
     assert LEASE / 2 < again.left <= LEASE
 
 
@@ -134,7 +137,7 @@ async def test_an_append_renews_the_lease(state: State) -> None:
     job = await taken(state, response_id, lease=0.1)
     assert await append(state, job, batch(2, 2))
     await asyncio.sleep(0.2)
-    assert (await take(state, response_id)).verdict == "held"
+    assert (await take(state, response_id)).verdict == JobVerdict.HELD
 
 
 async def test_a_repeated_append_changes_nothing(state: State) -> None:
@@ -158,7 +161,7 @@ async def test_ending_a_response_twice_writes_one_final_batch(state: State) -> N
     await end(state, job, 2)
     assert await numbers(state, job.response_id) == [(0, 1), (2, 2)]
     assert await state.jobs.progress(job.response_id) == (2, True)
-    assert (await take(state, job.response_id)).verdict == "done"
+    assert (await take(state, job.response_id)).verdict == JobVerdict.DONE
     assert not await append(state, job, batch(3, 3))
 
 
@@ -177,25 +180,29 @@ async def test_a_lost_job_without_output_is_run_again_up_to_a_maximum(state: Sta
     await state.jobs.append([(response_id, job.token, batch(2, 2))], 0.01)
     await asyncio.sleep(0.05)
     again = await take(state, response_id, lease=0.01)
-    assert (again.verdict, again.job and again.job.next_number) == ("run", 3)
+    assert (again.verdict, again.job and again.job.next_number) == (JobVerdict.RUN, 3)
     await asyncio.sleep(0.05)
-    assert (await take(state, response_id)).verdict == "lost"
+    assert (await take(state, response_id)).verdict == JobVerdict.LOST
+
+
+async def progress(state: State, response_id: str) -> None:
+    """Take the job with a lease that expires at once, and append output."""
+    job = await taken(state, response_id, lease=0.0)
+    first = job.next_number
+    assert await state.jobs.append([(response_id, job.token, batch(first, first + 3))], 0.0) == [True]
 
 
 async def test_a_lost_job_with_output_is_run_by_another_worker_up_to_a_maximum(state: State) -> None:
     response_id = await create(state)
-    for number in range(3, 5):
-        job = await taken(state, response_id, lease=0.01)
-        assert job.next_number == (2 if number == 3 else number)
-        await state.jobs.append([(response_id, job.token, batch(job.next_number, number))], 0.01)
-        await asyncio.sleep(0.05)
+    await progress(state, response_id)
+    for _ in range(2):
         assert (await state.responses.get(response_id, ALICE)).lost
-        if number < 4:
-            assert (await take(state, response_id, "settle")).verdict == "waiting"
-    lost = await take(state, response_id, "settle")
-    assert lost.verdict == "lost"
+        assert (await take(state, response_id, TakeReason.SETTLE)).verdict == JobVerdict.WAITING
+        await taken(state, response_id, lease=0.0)
+    lost = await take(state, response_id, TakeReason.SETTLE)
+    assert lost.verdict == JobVerdict.LOST
     assert lost.job is not None
-    assert lost.job.next_number == 5
+    assert lost.job.next_number == 6
 
 
 async def test_the_time_for_retries_restarts_once_a_job_has_made_progress(state: State) -> None:
@@ -203,7 +210,7 @@ async def test_the_time_for_retries_restarts_once_a_job_has_made_progress(state:
     error = {"code": "server_error", "message": "away"}
     await state.jobs.retry(await taken(state, response_id), error, seconds=0.01, is_attempt=False)
     await asyncio.sleep(0.05)
-    assert (await take(state, response_id, "settle")).verdict == "failed"
+    assert (await take(state, response_id, TakeReason.SETTLE)).verdict == JobVerdict.FAILED
     response_id = await create(state)
     await state.jobs.retry(await taken(state, response_id), error, seconds=0.2, is_attempt=False)
     job = await taken(state, response_id)
@@ -222,14 +229,14 @@ async def test_releasing_a_job_does_not_count_as_an_attempt(state: State) -> Non
     response_id = await create(state)
     for _ in range(5):
         await state.jobs.release(await taken(state, response_id))
-    assert (await take(state, response_id, "settle")).verdict == "waiting"
+    assert (await take(state, response_id, TakeReason.SETTLE)).verdict == JobVerdict.WAITING
 
 
 async def test_a_cancel_takes_the_job_from_its_worker(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
-    cancelled = await take(state, response_id, "cancel")
-    assert (cancelled.verdict, cancelled.worker) == ("cancelled", "w")
+    cancelled = await take(state, response_id, TakeReason.CANCEL)
+    assert (cancelled.verdict, cancelled.worker) == (JobVerdict.CANCELLED, "w")
     assert not await append(state, job, batch(2, 2))
     assert cancelled.job is not None
     await end(state, cancelled.job, 2, "cancelled")
@@ -247,7 +254,7 @@ async def test_only_a_worker_whose_lease_expired_is_counted_as_lost(state: State
     await state.jobs.release(await taken(state, drained))
     assert (await take(state, drained)).worker == ""
     await taken(state, cancelled)
-    await take(state, cancelled, "cancel")
+    await take(state, cancelled, TakeReason.CANCEL)
     assert counted() == before
     await taken(state, stalled, lease=0.01)
     await asyncio.sleep(0.05)
@@ -257,29 +264,29 @@ async def test_only_a_worker_whose_lease_expired_is_counted_as_lost(state: State
 
 async def test_a_job_stays_cancelled_if_the_process_that_cancels_it_dies(state: State) -> None:
     response_id = await create(state)
-    await taken(state, response_id, "cancel", lease=0.01)
+    await taken(state, response_id, TakeReason.CANCEL, lease=0.01)
     await asyncio.sleep(0.05)
-    assert (await take(state, response_id)).verdict == "cancelled"
+    assert (await take(state, response_id)).verdict == JobVerdict.CANCELLED
 
 
 async def test_a_second_cancel_waits_for_the_first_for_a_limited_time(state: State) -> None:
     response_id = await create(state)
-    first = await taken(state, response_id, "cancel")
-    held = await take(state, response_id, "cancel")
-    assert (held.verdict, 0 < held.left <= LEASE) == ("held", True)
+    first = await taken(state, response_id, TakeReason.CANCEL)
+    held = await take(state, response_id, TakeReason.CANCEL)
+    assert (held.verdict, 0 < held.left <= LEASE) == (JobVerdict.HELD, True)
     await state.client.command("HINCRBY", address_of(first).record, "lease_until", -11_000)  # as if that was long ago
-    assert (await take(state, response_id, "cancel")).verdict == "cancelled"
+    assert (await take(state, response_id, TakeReason.CANCEL)).verdict == JobVerdict.CANCELLED
 
 
 async def test_another_owner_cannot_cancel(state: State) -> None:
     response_id = await create(state)
-    assert (await take(state, response_id, "cancel", owner="b" * 32)).verdict == "missing"
-    assert (await take(state, response_id)).verdict == "run"
+    assert (await take(state, response_id, TakeReason.CANCEL, owner="b" * 32)).verdict == JobVerdict.MISSING
+    assert (await take(state, response_id)).verdict == JobVerdict.RUN
 
 
 async def test_a_job_cannot_be_created_after_its_id_was_reported_missing(state: State) -> None:
     ids = RunIds()
-    assert (await take(state, ids.response)).verdict == "missing"
+    assert (await take(state, ids.response)).verdict == JobVerdict.MISSING
     with pytest.raises(Deleted):
         await state.jobs.create(document(ids.response), {}, [], ALICE, "sealed", batch(0, 1))
 
@@ -333,11 +340,15 @@ async def test_a_batch_is_published_whole_unless_it_is_long(state: State, last: 
     address = response_address(job.response_id)
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(address.events, messages.put_nowait):
-        assert announced(await asyncio.wait_for(messages.get(), 60)) is None
+        assert state.jobs.announced(job.response_id, await asyncio.wait_for(messages.get(), 60)) is None
         await append(state, job, batch(2, last))
-        assert announced(await asyncio.wait_for(messages.get(), 60)) == (batch(2, 2) if last == 2 else None)
+        assert state.jobs.announced(job.response_id, await asyncio.wait_for(messages.get(), 60)) == (
+            batch(2, 2) if last == 2 else None
+        )
         await end(state, job, last + 1)
-        assert announced(await asyncio.wait_for(messages.get(), 60)) == batch(last + 1, last + 1, final=True)
+        assert state.jobs.announced(job.response_id, await asyncio.wait_for(messages.get(), 60)) == batch(
+            last + 1, last + 1, final=True
+        )
 
 
 async def test_a_message_to_a_worker_arrives(state: State) -> None:
@@ -376,14 +387,14 @@ async def test_a_job_to_be_retried_is_queued_and_keeps_its_error(state: State) -
         assert await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
         assert (await state.responses.get(response_id, ALICE)).document["status"] == "queued"
     # Its worker may die before it updates the queue: then the lease in the queue returns the job.
-    assert (await take(state, response_id)).verdict == "run"
+    assert (await take(state, response_id)).verdict == JobVerdict.RUN
 
 
 async def test_a_job_fails_when_its_time_for_retries_is_over(state: State) -> None:
     response_id = await create(state)
     assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=0, is_attempt=False)
-    found = await take(state, response_id, "settle")
-    assert found.verdict == "failed"
+    found = await take(state, response_id, TakeReason.SETTLE)
+    assert found.verdict == JobVerdict.FAILED
     assert found.job is not None
     assert (found.job.error, found.job.credential) == (BUSY, "sealed")
 
@@ -392,7 +403,80 @@ async def test_a_job_whose_retries_count_as_attempts_fails_after_the_last_one(st
     response_id = await create(state)
     for _ in range(2):
         assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=60, is_attempt=True)
-    assert (await take(state, response_id)).verdict == "failed"
+    assert (await take(state, response_id)).verdict == JobVerdict.FAILED
+
+
+async def test_only_attempts_that_added_no_output_count_towards_the_maximum(state: State) -> None:
+    response_id = await create(state)
+    for _ in range(6):  # the maximum is 2
+        await progress(state, response_id)
+    for _ in range(2):
+        await taken(state, response_id, lease=0.0)
+    assert (await take(state, response_id)).verdict == JobVerdict.LOST
+
+
+async def test_the_first_event_of_a_worker_is_no_output(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id, lease=0.0)
+    assert await state.jobs.append([(response_id, job.token, batch(2, 2))], 0.0) == [True]
+    await taken(state, response_id, lease=0.0)
+    assert (await take(state, response_id)).verdict == JobVerdict.LOST
+
+
+async def test_the_total_number_of_attempts_is_limited(state: State) -> None:
+    response_id = await create(state)
+    for _ in range(20):
+        await progress(state, response_id)
+    assert (await take(state, response_id)).verdict == JobVerdict.LOST
+
+
+async def test_a_worker_that_hands_over_does_not_count_towards_the_total_number_of_attempts(state: State) -> None:
+    response_id = await create(state)
+    for _ in range(25):
+        await state.jobs.release(await taken(state, response_id))
+    assert (await take(state, response_id)).verdict == JobVerdict.RUN
+
+
+async def test_a_requeued_job_is_taken_from_its_worker_without_counting_the_attempt(state: State) -> None:
+    response_id = await create(state)
+    stalled = await taken(state, response_id)
+    assert await append(state, stalled, batch(2, 3))
+    for _ in range(3):  # more often than the maximum of attempts
+        assert await state.jobs.requeue(response_id) == (ALICE, "w")
+        assert await append(state, stalled, batch(4, 4)) is False
+        with pytest.raises(Fenced):
+            await end(state, stalled, 4)
+        again = await taken(state, response_id)
+        assert (again.next_number, again.attempts) == (4, 0)
+        stalled = again
+    assert await append(state, stalled, batch(4, 4))
+
+
+async def test_a_requeued_job_gets_the_whole_time_for_retries_again(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await state.jobs.retry(job, {"code": "x", "message": "busy"}, seconds=0.0, is_attempt=False)
+    assert await state.jobs.requeue(response_id) == (ALICE, "")
+    again = await take(state, response_id)
+    assert (again.verdict, again.job is not None and again.job.retries) == (JobVerdict.RUN, 0)
+
+
+async def test_an_attempt_whose_worker_is_lost_counts_although_the_job_is_requeued(state: State) -> None:
+    response_id = await create(state)
+    await taken(state, response_id, lease=0.0)
+    assert await state.jobs.requeue(response_id) == (ALICE, "")
+    assert (await taken(state, response_id)).attempts == 1
+
+
+async def test_a_job_that_has_ended_or_is_being_cancelled_cannot_be_requeued(state: State) -> None:
+    response_id = await create(state)
+    await take(state, response_id, TakeReason.CANCEL)
+    assert await state.jobs.requeue(response_id) is None
+    ended = await create(state)
+    await end(state, await taken(state, ended), 2)
+    assert await state.jobs.requeue(ended) is None
+    with pytest.raises(Missing):
+        await state.jobs.requeue(RunIds().response)
 
 
 async def test_a_retried_job_keeps_its_number_of_continuations(state: State) -> None:
@@ -408,14 +492,14 @@ async def test_a_job_that_lost_its_workers_is_lost_despite_an_earlier_error(stat
     job = await taken(state, response_id)
     await state.jobs.retry(job, {"code": "server_error", "message": "away"}, seconds=60, is_attempt=False)
     for _ in range(2):
-        assert (await take(state, response_id, lease=0.0)).verdict == "run"
-    assert (await take(state, response_id)).verdict == "lost"
+        assert (await take(state, response_id, lease=0.0)).verdict == JobVerdict.RUN
+    assert (await take(state, response_id)).verdict == JobVerdict.LOST
 
 
 async def test_a_cancelled_job_cannot_be_retried(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
-    await take(state, response_id, "cancel")
+    await take(state, response_id, TakeReason.CANCEL)
     assert not await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
 
 
@@ -495,7 +579,7 @@ async def test_events_written_during_an_outage_are_appended_when_it_is_over(tmp_
                 while state.client.away_for < number - 1:  # the first batch cannot be appended
                     await asyncio.sleep(0.05)
         server.signal(signal.SIGCONT)
-        await asyncio.wait_for(writer.written(claimed), 60)
+        await asyncio.wait_for(writer.wait_until_written(claimed), 60)
         assert await numbers(state, claimed.job.response_id) == [(0, 1), (2, 2), (3, 3)]
     finally:
         running.cancel()

@@ -367,6 +367,18 @@ async def test_a_foreign_entry_in_the_queue_does_not_delay_jobs(
     assert (await ended(worker, response_id))["output_text"] == "Hello"
 
 
+async def test_a_job_in_the_queue_of_an_older_release_runs(
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
+) -> None:
+    ours = replica(jobs__concurrency=0)
+    response_id = (await create(ours))["id"]
+    with redis.Redis.from_url(redis_url) as client:
+        for key in client.keys("rmw:{q2}:*"):
+            client.rename(key, key.replace(b"q2", b"q1p3"))
+    upstream.stream(*HELLO)
+    assert (await ended(replica(), response_id))["output_text"] == "Hello"
+
+
 @pytest.mark.parametrize("entry", [b"junk%d", b"\xff%d"])
 async def test_a_queue_full_of_foreign_entries_does_not_keep_workers_busy(
     replica: Replica, redis_url: str, entry: bytes, caplog: pytest.LogCaptureFixture
@@ -459,14 +471,14 @@ async def test_a_create_that_takes_so_long_that_its_job_is_given_up_is_a_503_wit
     line = Slow(store.port)
     listener = await asyncio.start_server(line.accept, "127.0.0.1", 0)
     try:
-        async with listener:
-            url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-            ours = await asyncio.to_thread(replica, redis__url=url, jobs__concurrency=0)
-            answer = await ours.http.post("/v1/responses", json=BODY)
+        url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        ours = await asyncio.to_thread(replica, redis__url=url, jobs__concurrency=0)
+        answer = await ours.http.post("/v1/responses", json=BODY)
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) >= 1
         assert upstream.requests == []
     finally:
+        listener.close()
         await line.aclose()
         store.kill()
 
@@ -477,7 +489,7 @@ def test_a_short_chaos_run_succeeds() -> None:
 
     All responses end, logs are contiguous with one final event, and followers read the events of the logs.
     """
-    command = [sys.executable, "-m", "benchmarks.chaos", "--jobs", "24", "--seconds", "8", "--patience", "60"]
+    command = [sys.executable, "-m", "tests.chaos", "--jobs", "24", "--seconds", "8", "--patience", "60"]
     faults = ["--faults", "kill", "stall", "restart_valkey"]  # other faults need longer runs of scripts/chaos
     played = subprocess.run([*command, *faults], capture_output=True, text=True, timeout=220, check=False, cwd=ROOT)
     assert played.returncode == 0, played.stdout + played.stderr

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from mcp.server.mcpserver import MCPServer
 
-from responses_mw.jobs import job_runner, worker
+from responses_mw.jobs import job_runner, queue_worker, retry
 from responses_mw.state import Batch, Jobs
 from tests.jobs.conftest import LEASE
-from tests.jobs.test_background import create_streamed, ended, follow, get, streamed
+from tests.jobs.test_background import create, create_streamed, ended, follow, get, streamed
+from tests.support import oracle
 from tests.support.continuing import PIECE, Continuing
 from tests.support.mcp_servers import weather
 from tests.support.replay import Replay
@@ -97,6 +99,20 @@ async def test_another_worker_continues_the_text_of_a_killed_worker(
     assert [event["type"] for event in events].count("response.in_progress") == 1
 
 
+async def test_a_text_of_a_killed_worker_that_has_the_maximum_length_is_not_continued(
+    run: Run, other: Any, upstream: Continuing
+) -> None:
+    doomed = run()
+    response_id = await begun(doomed, upstream, 10, max_output_tokens=10 * PIECE)
+    ours = other()
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("incomplete", SAID[: 10 * PIECE])
+    assert document["usage"]["output_tokens"] == 10 * PIECE
+    assert len([asked for asked in upstream.requests if asked.json.get("stream")]) == 1
+    laws(await streamed(ours, response_id), document)
+
+
 async def test_the_log_of_a_response_that_no_worker_continues_is_read_once(
     run: Run, other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +170,45 @@ async def test_another_worker_keeps_tool_results_and_repeats_no_tool_call(
     document = await ended(ours, response_id)
     assert (document["status"], document["output_text"]) == ("completed", "It is sunny.")
     assert [item["type"] for item in document["output"]].count("mcp_call") == 1
+    laws(await streamed(ours, response_id), document)
+
+
+@pytest.mark.parametrize("needs_approval", [True, False])
+async def test_a_tool_call_during_which_a_worker_is_killed_is_not_repeated_and_says_so(
+    run: Run, other: Any, upstream: Continuing, serve: Serve, *, needs_approval: bool
+) -> None:
+    payments: list[int] = []
+    bank: MCPServer[None] = MCPServer("bank", log_level="CRITICAL")
+
+    @bank.tool()
+    async def pay(amount: int) -> str:
+        payments.append(amount)
+        await asyncio.Event().wait()
+        return "paid"
+
+    servers = {"bank": {"url": serve(bank.streamable_http_app(stateless_http=True)) + "/mcp"}}
+    doomed = run(tools__mcp_servers=orjson.dumps(servers).decode())
+    approval = "always" if needs_approval else "never"
+    tools = [{"type": "mcp", "server_label": "bank", "require_approval": approval}]
+    upstream.calls, upstream.said = (("pay", '{"amount": 7}'),), ""
+    client = await doomed.ours()
+    body: dict[str, Any] = {"tools": tools}
+    if needs_approval:
+        asked = (await oracle.stream(client, tools=tools)).response
+        request = next(item for item in asked["output"] if item["type"] == "mcp_approval_request")
+        granted = {"approval_request_id": request["id"], "approve": True}
+        body |= {"previous_response_id": asked["id"], "input": [{"type": "mcp_approval_response", **granted}]}
+    response_id = (await create(client, **body))["id"]
+    async with asyncio.timeout(60):
+        while not payments:
+            await asyncio.sleep(0.02)
+    await client.aclose()
+    ours = other(tools__mcp_servers=servers)
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    made = next(item for item in document["output"] if item["type"] == "mcp_call")
+    assert (document["status"], made["status"], payments) == ("failed", "failed", [7])
+    assert made["error"]["content"][0]["text"].startswith("It is not known whether the call was made")
     laws(await streamed(ours, response_id), document)
 
 
@@ -218,8 +273,8 @@ class Crashing(Continuing):
 async def test_a_response_that_crashes_the_upstream_each_time_fails(
     other: Any, upstream: Crashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(worker, "POLL", 0.05)
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(queue_worker, "POLL", 0.05)
     upstream.cuts = deque([1] * 20)
     ours = other(upstream__overload_timeout=0.1)
     follower = create_streamed(ours)
@@ -233,8 +288,8 @@ async def test_a_response_that_crashes_the_upstream_each_time_fails(
 async def test_a_response_is_continued_at_most_three_times_by_all_workers_together(
     other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(worker, "POLL", 0.05)
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(queue_worker, "POLL", 0.05)
     upstream.thought, upstream.cuts = THOUGHT, deque([1] * 20)
     ours = other()
     follower = create_streamed(ours)

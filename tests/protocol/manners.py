@@ -1,4 +1,4 @@
-"""What a model says, and how each server puts it into chunks: a row for each, as seen in its source or its traffic."""
+"""Answers of models, and the chunks in which each kind of server sends them, as seen in its source or traffic."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Cut = Callable[[str], list[str]]
 def render(
     manner: Manner, answer: Answer, cut: Cut, *, interleave: Callable[[list[list[Any]]], list[list[Any]]] | None = None
 ) -> list[Any]:
-    """The chunks of `answer`."""
+    """Return the chunks of `answer`."""
     deltas: list[dict[str, Any]] = []
     if manner.reasoning:
         deltas += [dict.fromkeys(manner.reasoning, piece) for piece in cut(answer.reasoning)]
@@ -107,7 +107,7 @@ def dumped(call: Call) -> str:
 
 
 def fragments(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """OpenAI: id, type and name with empty arguments, then the arguments under the index."""
+    """OpenAI: id, type and name with empty arguments, followed by the arguments with only the index."""
     for index, call in enumerate(calls):
         yield [{"index": index, "id": f"call_{index}", "type": "function", "function": {"name": call.name, "arguments": ""}}]
         for piece in cut(dumped(call)):
@@ -115,7 +115,7 @@ def fragments(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def vllm(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """No arguments key at first; deltas with `tool_calls: []` in between."""
+    """vLLM: no `arguments` member at first, and deltas with `tool_calls: []` in between."""
     for index, call in enumerate(calls):
         yield [{"index": index, "id": f"chatcmpl-tool-{index}", "type": "function", "function": {"name": call.name}}]
         yield []
@@ -124,7 +124,7 @@ def vllm(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def kimi(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Name and first arguments at once; ids that count."""
+    """Kimi: the name together with the first arguments, and numbered ids."""
     for index, call in enumerate(calls):
         first, *rest = cut(dumped(call))
         yield [{"index": index, "id": f"functions.{call.name}:{index}", "function": {"name": call.name, "arguments": first}}]
@@ -141,14 +141,14 @@ def sglang(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def tgi_old(calls: list[Call], cut: Cut) -> Iterator[Any]:
-    """Up to 3.1: an object, the name within the arguments, a special token at the end."""
+    """TGI up to 3.1: an object with the name within the arguments, and a special token at the end."""
     for call in calls:
         for piece in cut(orjson.dumps({"function": {"_name": call.name, **call.arguments}}).decode() + "<|eot_id|>"):
             yield {"index": 0, "id": "", "type": "function", "function": {"name": None, "arguments": piece}}
 
 
 def tgi(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """From 3.2: the id "0" on every fragment."""
+    """TGI from 3.2: the id "0" in every fragment."""
     for call in calls:
         for number, piece in enumerate(["{", *cut(dumped(call)[1:])]):
             yield [
@@ -162,7 +162,7 @@ def tgi(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def whole(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Ollama, Cerebras, transformers: a call in one delta."""
+    """Ollama, Cerebras, transformers: each call in one delta."""
     for index, call in enumerate(calls):
         yield [
             {
@@ -175,7 +175,7 @@ def whole(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def whole_index_zero(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Older Ollama: all of them with index 0."""
+    """Older Ollama: all calls with index 0."""
     for index, call in enumerate(calls):
         yield [
             {"index": 0, "id": f"call_{index}", "type": "function", "function": {"name": call.name, "arguments": dumped(call)}}
@@ -183,20 +183,20 @@ def whole_index_zero(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def whole_bare(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Neither index nor id; all in one delta; the arguments an object."""
+    """All calls in one delta, without index and id. The arguments are objects."""
     if calls:
         yield [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
 
 
 def bedrock(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Several fragments of an index in one delta, the type on all."""
+    """Bedrock: several fragments with the same index in one delta, each with the type."""
     for index, call in enumerate(calls):
         pieces = [{"index": index, "type": "function", "function": {"arguments": piece}} for piece in cut(dumped(call))]
         yield [{"index": index, "id": f"tooluse_{index}", "type": "function", "function": {"name": call.name}}, *pieces]
 
 
 def watsonx(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """An empty name where others leave it out."""
+    """watsonx: an empty name where others omit the member."""
     for index, call in enumerate(calls):
         yield [{"index": index, "id": f"chatcmpl-tool-{index}", "function": {"name": call.name, "arguments": ""}}]
         for piece in cut(dumped(call)):
@@ -204,7 +204,7 @@ def watsonx(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
 
 
 def late_name(calls: list[Call], cut: Cut) -> Iterator[list[Any]]:
-    """Arguments before the name."""
+    """The arguments before the name."""
     for index, call in enumerate(calls):
         first, *rest = cut(dumped(call))
         yield [{"index": index, "function": {"arguments": first}}]
@@ -268,7 +268,7 @@ answers = st.builds(
 
 @st.composite
 def cuts(draw: st.DrawFn) -> Cut:
-    """A way to cut any text: with piece lengths that hypothesis picks, over and over."""
+    """Draw a function that splits a text into pieces. The lengths of the pieces repeat."""
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6) | st.just([1_000_000]))
 
     def cut(text: str) -> list[str]:
@@ -284,7 +284,7 @@ def cuts(draw: st.DrawFn) -> Cut:
 
 @st.composite
 def interleavings(draw: st.DrawFn) -> Callable[[list[list[Any]]], list[list[Any]]]:
-    """A way to shuffle the fragments of several calls, that keeps each call's own order, and the order of their first ones."""
+    """Draw an order of the fragments of several calls. It keeps the order within each call, and that of the first fragments."""
     choices = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
 
     def shuffle(deltas: list[list[Any]]) -> list[list[Any]]:
@@ -304,7 +304,7 @@ def interleavings(draw: st.DrawFn) -> Callable[[list[list[Any]]], list[list[Any]
 
 
 def expected(answer: Answer, manner: Manner) -> list[Any]:
-    """What `runs.said` tells of the items of a response that says `answer`."""
+    """Return the result of `runs.said` for the items of a response with the output `answer`."""
     reasoning = answer.reasoning if manner.reasoning else ""
     refusal = answer.refusal if manner.refusals else ""
     calls = answer.calls[: manner.most_calls]

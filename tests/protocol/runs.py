@@ -1,4 +1,4 @@
-"""Assemblers with ids that tests can foresee, and runs of them from the first event to the last."""
+"""Assemblers with predictable ids, and whole runs of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.builder import ResponseOptions
-from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.types import Event
 from tests.support.replay import check
 
 PLAIN = ResponseOptions()
+TOOLS = [{"type": "function", "name": "unused", "parameters": None}]
+"""Offered where a test names no tools, because calls come to a client only if it offered functions."""
 
 
 class CountedIds(RunIds):
@@ -29,7 +31,7 @@ class CountedIds(RunIds):
 
 
 def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, **request: Any) -> Assembler:
-    parsed = parse({"model": "m", "input": "Hi", **request})
+    parsed = parse({"model": "m", "input": "Hi", "tools": TOOLS, **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
     assembling = Assembler(created, ids or CountedIds(), options)
     assembling.offer(offered(parsed.tools, parsed.items), parsed.tool_choice)
@@ -37,13 +39,13 @@ def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, *
 
 
 def chunk(**delta: Any) -> dict[str, Any]:
-    """A chunk with one choice; `finish_reason` and `logprobs` belong to that, the rest to its delta."""
+    """Return a chunk with one choice. `finish_reason` and `logprobs` are members of the choice, the others of its delta."""
     choice = {name: delta.pop(name) for name in ("finish_reason", "logprobs") if name in delta}
     return {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, **choice}]}
 
 
 def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str, Any]:
-    """A fragment of a tool call; `name` belongs to its function."""
+    """Return a fragment of a tool call. `name` is a member of its function."""
     function = {"name": members.pop("name")} if "name" in members else {}
     if arguments is not None:
         function["arguments"] = arguments
@@ -51,7 +53,7 @@ def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str,
 
 
 def run(chunks: Iterable[dict[str, Any]], options: ResponseOptions = PLAIN, **request: Any) -> list[Event]:
-    """The events of a response of one turn. What the assembler refuses ends it, as in the runner, in `response.failed`."""
+    """Return the events of a response with one turn. As in the runner, errors of the assembler end it with `response.failed`."""
     assembling = assembler(options, **request)
     events = assembling.start()
     try:
@@ -65,12 +67,12 @@ def run(chunks: Iterable[dict[str, Any]], options: ResponseOptions = PLAIN, **re
 
 
 def respond(*chunks: dict[str, Any], options: ResponseOptions = PLAIN, **request: Any) -> dict[str, Any]:
-    """The response that a run ends with, after all the laws were checked on its events."""
+    """Check all laws for the events of a run, and return the final response."""
     return check(run(chunks, options, **request))
 
 
 def output(*chunks: dict[str, Any], options: ResponseOptions = PLAIN, **request: Any) -> list[Any]:
-    """What the response says, shortly: texts by kind, calls by name and arguments."""
+    """Return a summary of the output: texts by kind, calls by name and arguments."""
     return [said(item) for item in respond(*chunks, options=options, **request)["output"]]
 
 

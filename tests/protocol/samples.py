@@ -1,4 +1,4 @@
-"""Items of every type that a request may have, as the official client gives them back; calls have their outputs with them."""
+"""Items of every type that a request can have, as the official client returns them. Calls are followed by their outputs."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ SAMPLES: list[list[Item]] = [
         _call("apply_patch_call", operation={"type": "update_file", "path": "a", "diff": "@@"}),
         _output("apply_patch_call_output", "ok", status="completed"),
     ],
+    [{"type": "configuration_update", "reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}],
     [{"type": "additional_tools", "role": "developer", "tools": [_FUNCTION]}],
     [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": [{"name": "find", "input_schema": {}}]}],
     [
@@ -88,6 +89,18 @@ SAMPLES: list[list[Item]] = [
         }
     ],
     [{"type": "web_search_call", "id": "ws_1", "action": {"type": "open_page", "url": "https://a"}, "results": [_RESULT]}],
+    [
+        {
+            "type": "file_search_call",
+            "id": "fs_1",
+            "status": "completed",
+            "queries": ["q", "r"],
+            "results": [
+                {"file_id": "file-1", "filename": "a.md", "score": 0.5, "attributes": {"year": 2026}, "text": "t", "number": 1}
+            ],
+        }
+    ],
+    [{"type": "file_search_call", "id": "fs_1", "queries": ["q"], "results": None}],
     [{"type": "compaction_trigger"}],
     [{"type": "item_reference", "id": "msg_1"}],
     [{"type": "compaction", "id": "cmp_1", "encrypted_content": "sealed"}],

@@ -1,4 +1,4 @@
-"""The laws of the design, on generated answers, in the manner of each server, cut in every way."""
+"""The laws of responses, checked with generated answers in the form of each server, split in every way."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ each_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: mann
 
 
 def _said(response: dict[str, Any]) -> list[Any]:
-    told = [said(item) for item in response["output"]]
-    return [(one[0], orjson.loads(one[1])) if isinstance(one, tuple) and one[0] != "reasoning" else one for one in told]
+    told = [(said(item), item["type"]) for item in response["output"]]
+    return [(one[0], orjson.loads(one[1])) if isinstance(one, tuple) and kind != "reasoning" else one for one, kind in told]
 
 
 @each_manner
 @given(data=st.data())
-def test_the_response_says_what_the_model_said_however_it_was_cut(manner: Manner, data: st.DataObject) -> None:
+def test_the_response_has_the_models_output_however_chunks_are_split(manner: Manner, data: st.DataObject) -> None:
     answer = data.draw(manners.answers)
     response = check(run(render(manner, answer, data.draw(manners.cuts()))))
     assert response == check(run(render(manner, answer, data.draw(manners.cuts()))))
@@ -48,7 +48,7 @@ def test_the_response_says_what_the_model_said_however_it_was_cut(manner: Manner
     "manner", [m for m in MANNERS if m.name in ("openai", "vllm", "sglang", "watsonx")], ids=lambda m: m.name
 )
 @given(data=st.data())
-def test_interleaved_calls_come_out_one_after_the_other(manner: Manner, data: st.DataObject) -> None:
+def test_interleaved_calls_become_consecutive_items(manner: Manner, data: st.DataObject) -> None:
     answer = Answer(calls=tuple(data.draw(st.lists(manners.calls, min_size=2, max_size=4))))
     cut = data.draw(manners.cuts())
     mixed = check(run(render(manner, answer, cut, interleave=data.draw(manners.interleavings()))))
@@ -56,7 +56,7 @@ def test_interleaved_calls_come_out_one_after_the_other(manner: Manner, data: st
 
 
 @given(data=st.data())
-def test_text_between_the_fragments_of_a_call_tears_no_call_apart(data: st.DataObject) -> None:
+def test_text_between_the_fragments_of_a_call_does_not_split_the_call(data: st.DataObject) -> None:
     manner = next(one for one in MANNERS if one.name == "openai")
     answer = Answer(calls=tuple(data.draw(st.lists(manners.calls, min_size=1, max_size=3))))
     chunks = render(manner, answer, data.draw(manners.cuts()))
@@ -69,7 +69,7 @@ def test_text_between_the_fragments_of_a_call_tears_no_call_apart(data: st.DataO
 
 
 @given(manner=st.sampled_from(MANNERS), data=st.data())
-def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_then(manner: Manner, data: st.DataObject) -> None:
+def test_a_stream_that_breaks_off_fails_and_keeps_its_partial_output(manner: Manner, data: st.DataObject) -> None:
     chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
     assembling = assembler()
     events = assembling.start()
@@ -82,7 +82,7 @@ def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_th
 
 
 @given(manner=st.sampled_from(MANNERS), data=st.data())
-def test_an_answer_that_is_cut_at_any_length_is_incomplete_and_asks_for_no_cut_call(
+def test_an_answer_truncated_at_any_length_is_incomplete_and_requests_no_truncated_call(
     manner: Manner, data: st.DataObject
 ) -> None:
     answer = data.draw(manners.answers)
@@ -103,7 +103,7 @@ def test_an_answer_that_is_cut_at_any_length_is_incomplete_and_asks_for_no_cut_c
 
 
 @given(manners.answers, manners.cuts())
-def test_a_whole_answer_gives_the_same_response_as_a_streamed_one(answer: Answer, cut: manners.Cut) -> None:
+def test_a_whole_answer_gives_the_same_response_as_a_streamed_answer(answer: Answer, cut: manners.Cut) -> None:
     manner = next(one for one in MANNERS if one.name == "openai")
     calls = [
         {"id": f"call_{n}", "type": "function", "function": {"name": call.name, "arguments": manners.dumped(call)}}
@@ -120,7 +120,7 @@ def test_a_whole_answer_gives_the_same_response_as_a_streamed_one(answer: Answer
 
 
 @given(manner=st.sampled_from(MANNERS), data=st.data())
-def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Manner, data: st.DataObject) -> None:
+def test_reasoning_is_returned_as_a_summary_if_the_request_asks_for_one(manner: Manner, data: st.DataObject) -> None:
     answer = data.draw(manners.answers)
     chunks = render(manner, answer, data.draw(manners.cuts()))
     events = run(chunks, ResponseOptions(summary=True))
@@ -130,9 +130,7 @@ def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Man
 
 
 @given(manner=st.sampled_from(MANNERS), data=st.data())
-def test_the_events_of_reasoning_can_have_the_names_of_the_specification_and_differ_in_nothing_else(
-    manner: Manner, data: st.DataObject
-) -> None:
+def test_reasoning_events_of_the_specification_differ_only_in_their_names(manner: Manner, data: st.DataObject) -> None:
     chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
     openai, specified = decoded(run(chunks)), decoded(run(chunks, ResponseOptions(open_reasoning=True)))
     assert [spec.faults(event, spec.EVENTS[event["type"]]) for event in specified] == [[]] * len(specified)
@@ -140,7 +138,7 @@ def test_the_events_of_reasoning_can_have_the_names_of_the_specification_and_dif
 
 
 @given(answer=manners.answers, cut=manners.cuts(), seed=st.lists(st.integers(1, 50), min_size=1))
-def test_the_response_does_not_depend_on_how_the_network_cut_its_bytes(
+def test_the_response_does_not_depend_on_how_the_network_splits_its_bytes(
     answer: Answer, cut: manners.Cut, seed: list[int]
 ) -> None:
     chunks = render(MANNERS[0], answer, cut)
@@ -155,7 +153,7 @@ def test_the_response_does_not_depend_on_how_the_network_cut_its_bytes(
 
 
 @given(st.lists(st.tuples(manners.answers, st.sampled_from(MANNERS)), min_size=2, max_size=3), manners.cuts())
-def test_the_turns_of_a_run_make_one_response_with_their_usage_added(
+def test_the_turns_of_a_run_make_one_response_with_the_sum_of_their_usage(
     turns: list[tuple[Answer, Manner]], cut: manners.Cut
 ) -> None:
     assembling = assembler()
@@ -165,7 +163,7 @@ def test_the_turns_of_a_run_make_one_response_with_their_usage_added(
         for one in render(manner, answer, cut):
             events += assembling.feed(one)
         events += assembling.end_turn()
-        assert assembling.has_client_calls is bool(answer.calls[: manner.most_calls])
+        assert assembling.answer.has_client_calls is bool(answer.calls[: manner.most_calls])
         expected += manners.expected(answer, manner)
         tokens += 0 if manner.usage == "never" else 14
     assembling.conclude(1_700_000_001)
@@ -185,7 +183,7 @@ def test_one_text_chunk_is_one_delta(answer: Answer, manner: Manner, cut: manner
 
 @each_manner
 @given(data=st.data())
-def test_an_event_does_not_change_once_it_is_made(manner: Manner, data: st.DataObject) -> None:
+def test_an_event_does_not_change_after_it_is_returned(manner: Manner, data: st.DataObject) -> None:
     assembling = assembler()
     events = assembling.start()
     encoded = sse.encode(events)
@@ -198,7 +196,7 @@ def test_an_event_does_not_change_once_it_is_made(manner: Manner, data: st.DataO
 
 
 @given(st.text(max_size=30), st.lists(st.sampled_from(["<think>", "</think>", "<thi", "</", ">", "a", " ", "\n"]), max_size=8))
-def test_thinking_in_the_text_is_told_apart_wherever_it_is_cut(start: str, pieces: list[str]) -> None:
+def test_thinking_within_the_text_is_recognized_however_the_text_is_split(start: str, pieces: list[str]) -> None:
     text = start + "".join(pieces)
     options = ResponseOptions(think_tag="think")
     chunks = [{"choices": [{"index": 0, "delta": {"content": letter}}]} for letter in text]
@@ -207,8 +205,8 @@ def test_thinking_in_the_text_is_told_apart_wherever_it_is_cut(start: str, piece
     assert check(run([*chunks, finish], options)) == check(run([*at_once, finish], options))
 
 
-def test_every_event_is_the_class_of_the_sdk_that_its_type_names() -> None:
-    """The union itself, as the SDK has it: nothing falls through to a class of another type."""
+def test_every_event_is_parsed_as_the_sdk_class_of_its_type() -> None:
+    """Parse with the SDK's own union, so that no event is parsed as the class of another type."""
     adapter = TypeAdapter[Any](ResponseStreamEvent)
     answer = Answer(reasoning="Hm.", text="It is", refusal="no", calls=(Call("f", {"a": 1}),))
     seen = set()
@@ -222,7 +220,7 @@ def test_every_event_is_the_class_of_the_sdk_that_its_type_names() -> None:
 
 
 @given(manners.answers, st.sampled_from(MANNERS), manners.cuts())
-def test_every_document_has_what_the_specification_and_the_sdk_require(
+def test_every_document_has_the_members_that_the_specification_and_the_sdk_require(
     answer: Answer, manner: Manner, cut: manners.Cut
 ) -> None:
     response = document.whole(check(run(render(manner, answer, cut))))

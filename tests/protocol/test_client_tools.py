@@ -1,4 +1,4 @@
-"""The tools that the client carries out: functions to the model, items of their own to the client."""
+"""Tools that the client executes: they are functions for the model, and items of their own types for the client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from responses_mw.errors import BadRequest
+from responses_mw.errors import BadRequest, NotSupported
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
 from responses_mw.protocol.request.tools import check_tools, choice_names, distinct, history_name, namer, offered
 from responses_mw.protocol.response.events import CALL_TEXTS
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction, flat_name
+from responses_mw.protocol.tool_kinds.registry import UNSERVED
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -49,7 +50,7 @@ def names(functions: list[OfferedFunction]) -> list[str]:
 
 
 def item_of(form: CallForm, arguments: str) -> dict[str, Any]:
-    """The item that a call with these arguments ends as."""
+    """Return the final item of a call with these arguments."""
     text = {CALL_TEXTS[form.item].member: arguments} if form.item in CALL_TEXTS else {}
     made = form.made(arguments) if form.made else {}
     item = {"id": "x_1", "type": form.item, "call_id": "c", "status": "completed", **form.members, **text, **made}
@@ -60,7 +61,7 @@ def item_of(form: CallForm, arguments: str) -> dict[str, Any]:
 # -- functions -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_tool_is_a_function_with_a_form_of_its_own() -> None:
+def test_every_kind_of_tool_is_offered_as_a_function_with_its_own_form() -> None:
     functions = offer(*EVERY_KIND)
     assert [(one.name, one.form.item) for one in functions] == [
         ("f", "function_call"),
@@ -76,13 +77,13 @@ def test_every_kind_of_tool_is_a_function_with_a_form_of_its_own() -> None:
     assert functions[0].function == FUNCTION
 
 
-def test_calls_in_a_namespace_are_given_back_with_their_bare_name() -> None:
+def test_calls_of_namespaced_tools_are_returned_with_the_bare_name() -> None:
     function, custom = offer(CRM)
     assert function.form.members == {"name": "f", "namespace": "crm"}
     assert custom.form.members == {"name": "note", "namespace": "crm"}
 
 
-def test_a_regular_expression_is_told_and_holds_the_input_where_a_pattern_can() -> None:
+def test_a_regular_expression_is_described_and_becomes_a_pattern_if_possible() -> None:
     for definition, pattern in ((r"^\d+$", "^([0-9]+)$"), (".*", None)):
         (note,) = offer({"type": "custom", "name": "n", "format": {**GRAMMAR, "syntax": "regex", "definition": definition}})
         assert definition in note.function["description"]
@@ -90,7 +91,7 @@ def test_a_regular_expression_is_told_and_holds_the_input_where_a_pattern_can() 
         assert note.function.get("strict", False) is (pattern is not None)
 
 
-def test_the_model_is_told_the_grammar_and_once_what_a_namespace_is() -> None:
+def test_the_model_gets_the_grammar_and_one_description_of_each_namespace() -> None:
     functions = {one.name: one.function for one in offer(*EVERY_KIND)}
     assert "Runs code." in functions["exec"]["description"]
     assert GRAMMAR["definition"] in functions["exec"]["description"]
@@ -101,7 +102,7 @@ def test_the_model_is_told_the_grammar_and_once_what_a_namespace_is() -> None:
 
 
 @pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
-def test_tools_in_items_can_be_called_and_the_last_definition_counts(kind: str) -> None:
+def test_tools_in_items_can_be_called_and_the_last_definition_applies(kind: str) -> None:
     newer = {**FUNCTION, "description": "newer"}
     item = {"type": kind, "role": "developer", "call_id": "c", "tools": [newer, {**CRM, "description": "Other."}]}
     functions = offer(FUNCTION, {"type": "apply_patch"}, items=[item])
@@ -109,7 +110,7 @@ def test_tools_in_items_can_be_called_and_the_last_definition_counts(kind: str) 
     assert functions[0].function["description"] == "newer"
 
 
-def test_a_deferred_tool_is_offered_when_a_search_has_found_it() -> None:
+def test_a_deferred_tool_is_offered_after_a_search_has_found_it() -> None:
     deferred = {**CRM, "tools": [{**FUNCTION, "defer_loading": True}]}
     assert names(offer(SEARCH, deferred)) == ["tool_search"]
     found = {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [deferred]}
@@ -120,14 +121,14 @@ def test_a_deferred_tool_is_offered_when_a_search_has_found_it() -> None:
 
 
 @given(st.none() | st.text(), st.text())
-def test_a_flat_name_is_one_that_chat_takes(namespace: str | None, name: str) -> None:
+def test_a_flat_name_is_valid_in_chat_completions(namespace: str | None, name: str) -> None:
     flat = flat_name(namespace, name)
     assert 1 <= len(flat) <= 64
     assert set(flat) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
     assert flat_name(None, flat) == flat
 
 
-def test_long_names_that_begin_alike_differ() -> None:
+def test_long_names_with_the_same_beginning_stay_different() -> None:
     long = [{"type": "namespace", "name": "n" * 60, "description": "d", "tools": [{**FUNCTION, "name": f"{'f' * 60}{n}"}]}
             for n in range(3)]  # fmt: skip
     functions = offer(*long)
@@ -136,7 +137,7 @@ def test_long_names_that_begin_alike_differ() -> None:
 
 
 @given(st.lists(st.sampled_from(["f", "f_2", "f_3", "x" * 64, "a.b", "a_b"]), max_size=12))
-def test_clashes_are_numbered_and_the_first_keeps_its_name(wanted: list[str]) -> None:
+def test_colliding_names_are_numbered_and_the_first_one_is_kept(wanted: list[str]) -> None:
     functions = [OfferedFunction({"type": "function", "name": name}, CallForm("function_call")) for name in wanted]
     result = names(distinct(functions))
     assert len(set(result)) == len(result)
@@ -145,21 +146,21 @@ def test_clashes_are_numbered_and_the_first_keeps_its_name(wanted: list[str]) ->
         assert result[wanted.index(name)] == name
 
 
-def test_a_call_of_an_earlier_turn_has_the_name_that_its_tool_has_now() -> None:
+def test_a_call_in_the_history_gets_the_current_name_of_its_tool() -> None:
     functions = offer(*EVERY_KIND, {**CRM, "name": "a.b".replace(".", "-")})
     for one in functions:
         item = item_of(one.form, "{}")
         assert history_name(item) == one.name == namer(functions)(item)
 
 
-def test_a_tool_whose_name_was_taken_is_found_again() -> None:
+def test_a_call_of_a_renamed_tool_is_matched_to_its_tool() -> None:
     functions = offer({**FUNCTION, "name": "shell"}, {"type": "shell"}, {"type": "custom", "name": "shell"})
     assert names(functions) == ["shell", "shell_2", "shell_3"]
     name = namer(functions)
     assert [name(item_of(one.form, "")) for one in functions] == names(functions)
 
 
-def test_a_call_of_an_mcp_tool_is_found_by_its_server_whether_it_waits_for_approval_or_not() -> None:
+def test_a_call_or_approval_request_of_an_mcp_tool_is_matched_by_its_server() -> None:
     waiting = CallForm("mcp_approval_request", {"server_label": "b", "name": "get.it"})
     at_once = CallForm("mcp_call", {"server_label": "a", "name": "get.it"})
     functions = distinct(OfferedFunction({"type": "function", "name": "get.it"}, form) for form in (at_once, waiting))
@@ -186,7 +187,7 @@ ARGUMENTS = st.text() | st.recursive(
 
 
 @given(ARGUMENTS)
-def test_whatever_the_model_writes_the_items_are_well_formed(arguments: str) -> None:
+def test_items_are_well_formed_whatever_the_model_writes(arguments: str) -> None:
     for one in offer(*EVERY_KIND):
         item = item_of(one.form, arguments)
         assert ITEM.validate_python(item).type == one.form.item
@@ -214,16 +215,16 @@ MADE = {one.name: one.form.made for one in offer(*EVERY_KIND) if one.form.made}
         ("apply_patch", "*** Begin", {"operation": {"type": "update_file", "path": "", "diff": "*** Begin"}}),
     ],
 )  # fmt: skip
-def test_arguments_become_members(name: str, arguments: str, expected: dict[str, Any]) -> None:
+def test_arguments_become_members_of_the_item(name: str, arguments: str, expected: dict[str, Any]) -> None:
     assert MADE[name](arguments) == expected
 
 
-def test_what_is_malformed_is_kept_and_not_carried_out() -> None:
+def test_malformed_arguments_are_kept_but_cannot_be_executed() -> None:
     (command,) = MADE["shell"]("{rm -rf x\nrm -rf y")["action"]["commands"]
     assert command == 'false # malformed arguments: "{rm -rf x\\nrm -rf y"'
 
 
-def test_arguments_that_are_nested_without_end_do_no_harm() -> None:
+def test_deeply_nested_arguments_cause_no_error() -> None:
     deep = '{"commands": ' + "[" * 900 + "]" * 900 + "}"
     for made in MADE.values():
         assert orjson.dumps(made(deep))
@@ -254,22 +255,66 @@ def test_arguments_that_are_nested_without_end_do_no_harm() -> None:
         ({"type": "shell", "environment": {"type": "container_auto"}}, "environment.type", "unsupported_parameter"),
         ({"type": "shell", "environment": {"type": "moon"}}, "environment.type", "invalid_value"),
         ({**FUNCTION, "defer_loading": True}, "defer_loading", "unsupported_parameter"),
+        ({"type": "shell", "environment": {"type": "local", "skills": [{"name": "n", "path": "/n"}]}},
+         "environment.skills[0].description", "missing_required_parameter"),
+        ({"type": "function", "function": {"name": "f", "parameters": {}}}, "function", "unsupported_parameter"),
+        ({"type": "function", "function": "f"}, "name", "missing_required_parameter"),
+        ({"type": "namespace", "name": "n", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function",
+         "unsupported_parameter"),
+        ({**FUNCTION, "allowed_callers": ["programmatic"]}, "allowed_callers", "unsupported_parameter"),
+        ({**FUNCTION, "allowed_callers": ["nobody"]}, "allowed_callers[0]", "invalid_value"),
+        ({**FUNCTION, "allowed_callers": "direct"}, "allowed_callers", "invalid_type"),
+        ({"type": "apply_patch", "allowed_callers": ["programmatic"]}, "allowed_callers", "unsupported_parameter"),
         ({**FUNCTION, "output_schema": {"type": "object"}}, "output_schema", "unsupported_parameter"),
-        *(({"type": kind}, "type", "unsupported_parameter") for kind in (
-            "computer", "computer_use_preview", "container", "file_search", "image_generation", "programmatic_tool_calling")),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_tool_is_named(tool: dict[str, Any], param: str, code: str) -> None:
+def test_an_error_in_a_tool_names_its_path(tool: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as raised:
         check_tools([tool])
     assert (raised.value.param, raised.value.code) == (f"tools[0].{param}", code)
     assert f"tools[0].{param}" in raised.value.message
 
 
-def test_a_tool_of_a_server_must_not_stand_in_an_item() -> None:
+@pytest.mark.parametrize("callers", [["direct"], ["direct", "programmatic"], [], None])
+def test_tools_that_the_model_itself_may_call_are_accepted(callers: Any) -> None:
+    tools = [{**tool, "allowed_callers": callers} for tool in EVERY_KIND if tool["type"] not in ("namespace", "tool_search")]
+    assert len(names(offer(*tools))) == len(tools)
+
+
+def test_the_skills_of_a_local_shell_are_described_to_the_model() -> None:
+    skills = [
+        {"name": "pdf", "description": "Fills in forms.", "path": "/skills/pdf"},
+        {"name": "xls", "description": "Computes.", "path": "/skills/xls"},
+    ]
+    environments: list[dict[str, Any]] = [{}, {"skills": skills}, {"skills": []}]
+    plain, skilled, empty = (
+        offer({"type": "shell", "environment": {"type": "local", **members}})[0] for members in environments
+    )
+    assert skilled.function["description"].startswith(plain.function["description"])
+    for skill in skills:
+        assert all(value in skilled.function["description"] for value in skill.values())
+    assert empty.function == plain.function
+    assert skilled.function["parameters"] == plain.function["parameters"]
+
+
+def test_tools_that_run_on_the_server_are_refused_in_items() -> None:
     with pytest.raises(BadRequest) as raised:
         parse_input([{"type": "additional_tools", "role": "developer", "tools": [FUNCTION, {"type": "web_search"}]}])
     assert raised.value.param == "input[0].tools[1].type"
+
+
+@pytest.mark.parametrize("kind", UNSERVED.types)
+def test_an_unsupported_tool_is_accepted_in_tools_but_not_in_an_item_or_as_the_choice(kind: str) -> None:
+    tools = [{"type": kind}]
+    assert parse({"input": "x", "tools": tools}).tools == tools
+    for body, param in (
+        ({"input": [{"type": "additional_tools", "role": "developer", "tools": tools}]}, "input[0].tools[0].type"),
+        ({"input": "x", "tools": tools, "tool_choice": {"type": kind}}, "tool_choice.type"),
+        ({"input": "x", "tools": tools, "tool_choice": {"type": "allowed_tools", "tools": tools}}, "tool_choice.tools[0].type"),
+    ):
+        with pytest.raises(NotSupported) as raised:
+            parse(body)
+        assert raised.value.param == param
 
 
 SERVED: list[dict[str, Any]] = [
@@ -304,7 +349,7 @@ FORMS = [
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, set()),
     ],
 )  # fmt: skip
-def test_a_choice_means_functions(choice: dict[str, Any], expected: set[str]) -> None:
+def test_a_tool_choice_selects_functions(choice: dict[str, Any], expected: set[str]) -> None:
     request = parse({"input": "x", "tools": [*EVERY_KIND, *SERVED], "tool_choice": choice})
     meant = choice_names(request.tool_choice, [*offered(request.tools, request.items), *FORMS])
     assert meant is not None
@@ -315,6 +360,11 @@ def test_a_choice_means_functions(choice: dict[str, Any], expected: set[str]) ->
     ("choice", "param"),
     [
         ({"type": "custom", "name": "f"}, "tool_choice.name"),
+        ({"type": "function", "function": {"name": "f"}}, "tool_choice.function"),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tool_choice.tools[0].function",
+        ),
         ({"type": "function", "name": "f", "namespace": "other"}, "tool_choice.name"),
         ({"type": "mcp", "server_label": "a"}, "tool_choice.server_label"),
         ({"type": "mcp"}, "tool_choice.server_label"),
@@ -327,13 +377,13 @@ def test_a_choice_means_functions(choice: dict[str, Any], expected: set[str]) ->
         ({"type": "allowed_tools", "mode": "required", "tools": []}, "tool_choice"),
     ],
 )
-def test_a_choice_must_be_among_the_tools(choice: dict[str, Any], param: str) -> None:
+def test_the_chosen_tool_must_be_one_of_the_tools(choice: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as raised:
         parse({"input": "x", "tools": [FUNCTION, CRM], "tool_choice": choice})
     assert raised.value.param == param
 
 
-def test_a_tool_that_an_item_brings_may_be_chosen() -> None:
+def test_a_tool_defined_in_an_item_can_be_chosen() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [CRM]}
     assert parse({"input": [brought], "tool_choice": {"type": "custom", "name": "note"}}).tool_choice["name"] == "note"
     assert parse({"input": [brought], "tool_choice": "required"}).tool_choice == "required"

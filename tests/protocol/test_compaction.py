@@ -1,4 +1,4 @@
-"""What the model sees where a summary stands in place of earlier items."""
+"""The messages that the model gets if a summary replaces earlier items."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.chat.dialects import VLLM
 from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.dialects import VLLM
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import item as parsed
 from responses_mw.protocol.request.items import user_message
@@ -40,9 +40,7 @@ histories = st.lists(blocks, max_size=8).map(lambda lists: [item for items in li
 
 
 @given(histories, histories)
-def test_what_follows_the_last_compaction_is_seen_as_it_is_and_before_it_the_instructions_alone(
-    before: list[Item], after: list[Item]
-) -> None:
+def test_only_instructions_are_kept_from_before_the_last_compaction(before: list[Item], after: list[Item]) -> None:
     after = [item for item in after if item["type"] != "compaction"]
     shown = seen(*before, ASSISTANT, sealed("new", USER), *after)
     rules = [item for item in before if item is DEVELOPER]
@@ -51,7 +49,7 @@ def test_what_follows_the_last_compaction_is_seen_as_it_is_and_before_it_the_ins
     assert shown[len(rules) + 1 :] == [USER, *after]
 
 
-def test_users_messages_that_a_client_kept_before_the_compaction_are_seen_once() -> None:
+def test_user_messages_that_a_client_repeats_before_the_compaction_are_sent_once() -> None:
     environment = user_message("in /work")
     shown = seen(DEVELOPER, environment, sealed("old"), USER, sealed("new", USER, user_message("more")), ASSISTANT)
     assert [item.get("role") for item in shown] == ["developer", "user", "user", None, "user", "assistant"]
@@ -60,7 +58,7 @@ def test_users_messages_that_a_client_kept_before_the_compaction_are_seen_once()
 
 
 @given(histories)
-def test_a_history_that_can_shrink_is_parted_into_what_is_summed_up_and_users_messages(items: list[Item]) -> None:
+def test_a_history_is_split_into_items_to_summarize_and_user_messages_to_keep(items: list[Item]) -> None:
     shown = seen(*items)
     if not compaction.can_shrink(shown):
         return
@@ -72,7 +70,7 @@ def test_a_history_that_can_shrink_is_parted_into_what_is_summed_up_and_users_me
 
 
 @given(histories)
-def test_no_two_messages_of_the_user_stand_together_because_of_a_summary(items: list[Item]) -> None:
+def test_a_summary_does_not_make_two_user_messages_adjacent(items: list[Item]) -> None:
     alone = [item for item in items if item["type"] != "compaction"]
     roles = [message["role"] for message in to_messages(seen(sealed("new"), *alone), VLLM)]
     without = [message["role"] for message in to_messages(alone, VLLM)]
@@ -80,13 +78,13 @@ def test_no_two_messages_of_the_user_stand_together_because_of_a_summary(items: 
 
 
 @pytest.mark.parametrize("items", [[], [TRIGGER], [DEVELOPER, TRIGGER]])
-def test_where_there_is_nothing_to_sum_up_it_is_a_400(items: list[Item]) -> None:
+def test_a_history_with_nothing_to_summarize_is_refused(items: list[Item]) -> None:
     with pytest.raises(BadRequest) as caught:
         compaction.split_history(items)
     assert caught.value.code == "nothing_to_compact"
 
 
-def test_a_question_alone_is_summed_up_where_that_is_asked_for() -> None:
+def test_a_single_question_is_summarized_if_the_request_asks_for_it() -> None:
     assert compaction.split_history([USER]) == ([USER], [])
     assert not compaction.can_shrink([DEVELOPER, USER])
 
@@ -94,13 +92,13 @@ def test_a_question_alone_is_summed_up_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("offset", "named"), [(0, "input[1].encrypted_content"), (1, "input[0].encrypted_content"), (2, "cmp_1")]
 )
-def test_an_envelope_that_does_not_open_is_named(offset: int, named: str) -> None:
+def test_an_invalid_envelope_is_refused_with_its_path(offset: int, named: str) -> None:
     with pytest.raises(BadRequest, match="could not be verified") as caught:
         compaction.open_last([USER, {**sealed("x"), "id": "cmp_1"}], lambda _: None, offset=offset)
     assert named in caught.value.message
 
 
-def test_the_item_keeps_its_envelope_and_nothing_that_is_not_sealed() -> None:
+def test_the_compaction_item_contains_only_its_envelope() -> None:
     given: Any = {
         "type": "compaction",
         "id": "cmp_1",
@@ -113,7 +111,7 @@ def test_the_item_keeps_its_envelope_and_nothing_that_is_not_sealed() -> None:
 
 
 @pytest.mark.parametrize("name", ["structural_tag", "structured_outputs", "regex", "stop"])
-def test_a_summary_is_not_asked_for_with_what_shapes_the_answer(name: str) -> None:
+def test_the_summary_request_omits_parameters_that_shape_the_answer(name: str) -> None:
     asked = parse({"model": "m", "input": "Hi", name: "{}", "top_k": 5})
     assert compaction.summary_request(asked).extra == {"top_k": 5}
 
@@ -122,5 +120,5 @@ def test_a_summary_is_not_asked_for_with_what_shapes_the_answer(name: str) -> No
     ("entries", "threshold"),
     [([], None), ([{"type": "compaction"}], 100_000), ([{"type": "compaction", "compact_threshold": 9}], 9)],
 )
-def test_the_threshold_is_the_requests_or_100000_tokens(entries: Any, threshold: int | None) -> None:
+def test_the_threshold_is_taken_from_the_request_or_100000_tokens(entries: Any, threshold: int | None) -> None:
     assert compaction.threshold_of(parse({"input": "x", "context_management": entries})) == threshold

@@ -1,4 +1,4 @@
-"""A call whose form shows nothing before it is whole, and that was cut, is not shown at all."""
+"""Truncated calls of kinds that are not streamed before they are complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.replay import check
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch", "local_shell"])
-def test_what_the_client_could_not_read_is_not_given_to_it(kind: str) -> None:
+def test_a_truncated_call_that_the_client_could_not_read_is_omitted(kind: str) -> None:
     assembling = assembler()
     assembling.offer(offered([{"type": kind}], []), "auto")
     events = assembling.start() + assembling.feed(chunk(tool_calls=[fragment(name=kind, arguments='{"comm')]))

@@ -1,4 +1,4 @@
-"""What each server says of itself, and what it is taken for."""
+"""Detection of the kind of server from its responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from responses_mw.upstream.client import detect
+from responses_mw.upstream.detection import detect
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,9 @@ from responses_mw.upstream.client import detect
         ([], {}, "openai"),
     ],
 )
-async def test_a_server_is_known_by_what_it_says(models: list[dict[str, Any]], pages: dict[str, Any], expected: str) -> None:
+async def test_a_server_is_recognized_by_its_responses(
+    models: list[dict[str, Any]], pages: dict[str, Any], expected: str
+) -> None:
     async def get(path: str) -> httpx.Response:
         return httpx.Response(200, json=pages[path]) if path in pages else httpx.Response(404, json={"detail": "Not Found"})
 

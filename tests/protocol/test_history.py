@@ -1,4 +1,4 @@
-"""From items to chat messages: nothing that the model needs is lost, and what cannot be said is refused."""
+"""Conversion of items to chat messages: nothing that the model needs is lost, and items without an equivalent are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from responses_mw.errors import APIError, BadRequest
-from responses_mw.protocol.chat.dialects import OPENAI, TGI, VLLM
 from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.dialects import OPENAI, TGI, VLLM
 from responses_mw.protocol.request.items import ID_PREFIXES, ITEMS, parse_input
-from responses_mw.protocol.response.text import listing
+from responses_mw.protocol.search_results import file_output, sources_of, web_listing
 
 
 def messages(*items: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
@@ -52,54 +52,70 @@ def shape(result: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def test_what_the_assistant_did_in_one_go_is_one_message() -> None:
+def test_consecutive_items_of_the_assistant_become_one_message() -> None:
     result = messages(user("x"), reasoning("Hm."), assistant("Look."), call("a"), call("b"), output("a"), output("b"))
     assert shape(result) == ["user", "calls a b", "tool a", "tool b"]
     assert (result[1]["reasoning"], result[1]["content"]) == ("Hm.", "Look.")
 
 
-def test_outputs_follow_their_calls_wherever_they_stood() -> None:
-    result = messages(call("a"), call("b"), user("wait"), output("b"), output("a"))
+def test_outputs_follow_their_calls_wherever_they_are_in_the_input() -> None:
+    result = messages(call("a"), call("b"), output("b"), output("a"), user("go on"))
     assert shape(result) == ["calls a b", "tool a", "tool b", "user"]
 
 
-def test_an_output_before_its_call_does_not_part_the_calls() -> None:
+def test_a_message_before_an_output_is_moved_before_the_call() -> None:
+    items = [user("x"), reasoning("Hm."), call("a"), call("b"), user("1"), output("b"), user("2"), output("a"), user("3")]
+    result = messages(*items)
+    assert shape(result) == ["user", "user", "user", "calls a b", "tool a", "tool b", "user"]
+    assert [message["content"] for message in result if message["role"] == "user"] == ["x", "1", "2", "3"]
+    result = messages(user("x"), reasoning("Hm."), call("a"), user("1"), output("a"))
+    assert (shape(result), result[2]["reasoning"]) == (["user", "user", "calls a", "tool a"], "Hm.")
+
+
+def test_a_message_between_answers_of_the_assistant_keeps_its_place() -> None:
+    items = [call("a", status="incomplete"), user("1"), assistant("2"), user("3"), output("a")]
+    assert [message.get("content") for message in messages(*items)] == [None, "done", "1", "2", "3"]
+
+
+def test_an_output_before_its_call_does_not_separate_the_calls() -> None:
     result = messages(call("a"), output("c"), call("b"), call("c"), output("a"), output("b"))
     assert shape(result) == ["calls a b c", "tool a", "tool b", "tool c"]
 
 
-def test_a_later_round_is_a_message_of_its_own() -> None:
+def test_calls_after_an_output_are_a_separate_message() -> None:
     assert shape(messages(call("a"), output("a"), call("b"), output("b"))) == ["calls a", "tool a", "calls b", "tool b"]
 
 
-def test_ids_that_are_used_again_pair_in_order() -> None:
+def test_reused_call_ids_are_paired_in_order() -> None:
     result = messages(call("0"), output("0", "first"), user("x"), call("0"), output("0", "second"))
     assert [message["content"] for message in result if message["role"] == "tool"] == ["first", "second"]
 
 
-def test_a_call_that_was_cut_is_left_out() -> None:
-    assert shape(messages(user("x"), call("a", status="incomplete", arguments='{"a'), user("go on"))) == ["user", "user"]
+def test_a_truncated_call_is_omitted() -> None:
+    cut = call("a", status="incomplete", arguments='{"a')
+    assert shape(messages(user("x"), cut)) == ["user"]
+    assert shape(messages(user("x"), assistant("y"), cut, user("go on"))) == ["user", "assistant", "user"]
 
 
-def test_a_call_without_an_output_is_refused_by_name() -> None:
+def test_a_call_without_an_output_is_refused_with_its_path() -> None:
     with pytest.raises(BadRequest, match="No tool output found for function call a") as raised:
         messages(user("x"), call("a"), user("y"))
     assert raised.value.param == "input[1]"
 
 
-def test_an_item_of_a_type_that_only_others_know_is_refused_by_name() -> None:
+def test_an_item_of_an_unsupported_type_is_refused_with_its_path() -> None:
     with pytest.raises(APIError, match="'future_call'") as raised:
         to_messages([{"type": "future_call", "id": "fut_1"}, *parse_input("x")], OPENAI, offset=1)
     assert (raised.value.status, raised.value.param) == (400, "input")
 
 
-def test_an_output_without_a_call_is_refused_by_name() -> None:
+def test_an_output_without_a_call_is_refused_with_its_path() -> None:
     with pytest.raises(BadRequest, match="No tool call found for function call output with call_id zz") as raised:
         messages(user("x"), output("zz"))
     assert raised.value.param == "input[1]"
 
 
-def test_a_call_that_the_history_has_already_is_refused_as_a_duplicate() -> None:
+def test_a_call_that_is_already_in_the_history_is_refused_as_a_duplicate() -> None:
     items = [user("x"), call("a", id="fc_1"), call("a", id="fc_2"), output("a")]
     with pytest.raises(BadRequest, match="Duplicate item found with id fc_1") as raised:
         messages(*items, offset=2)
@@ -107,31 +123,58 @@ def test_a_call_that_the_history_has_already_is_refused_as_a_duplicate() -> None
     assert "send only its output" in raised.value.message
 
 
-def test_another_call_with_the_same_call_id_is_not_taken_for_a_duplicate() -> None:
+def test_a_different_call_with_the_same_call_id_is_no_duplicate() -> None:
     with pytest.raises(BadRequest, match="No tool output found for function call a"):
         messages(call("a"), output("a"), {**call("a"), "arguments": '{"other": 1}'}, user("y"))
 
 
-def test_a_malformed_call_of_another_type_is_not_taken_for_a_duplicate() -> None:
+def test_a_malformed_call_of_another_type_is_no_duplicate() -> None:
     stored = {"type": "shell_call", "call_id": "a"}  # without the action, as another server may have stored it
     with pytest.raises(BadRequest, match="No tool output found for function call a"):
         to_messages([stored, *parse_input([call("a"), output("a"), user("y")])], VLLM, offset=1)
 
 
-def test_a_second_output_of_an_answered_call_is_refused_as_such() -> None:
+def test_a_second_output_for_a_call_is_refused() -> None:
     with pytest.raises(BadRequest, match="The function call a already has an output") as raised:
         messages(user("x"), call("a"), output("a"), output("a"))
     assert (raised.value.param, raised.value.code) == ("input[3]", "duplicate_item")
 
 
-def test_an_answer_of_reasoning_alone_keeps_user_messages_apart() -> None:
+def test_an_answer_with_only_reasoning_separates_user_messages() -> None:
     result = messages(user("x"), reasoning("hm"), user("y"), reasoning("trailing"))
     assert [(message["role"], message["content"]) for message in result] == [("user", "x"), ("assistant", ""), ("user", "y")]
     assert messages(user("x"), reasoning("hm"), user("y"), all_reasoning=True)[1]["reasoning"] == "hm"
     assert shape(messages(user("x"), reasoning("hm"), assistant("z"), user("y"))) == ["user", "assistant", "user"]
 
 
-def test_images_that_a_tool_returned_follow_it() -> None:
+@pytest.mark.parametrize(
+    "left",
+    [
+        lambda: [reasoning("hm")],
+        lambda: [call("c", status="incomplete", arguments='{"a')],
+        lambda: [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x", "status": "incomplete"}],
+        lambda: [mcp("i", status="incomplete")],
+        lambda: [REQUEST],
+        lambda: [REQUEST, approval(True), mcp("i", status="incomplete", approval_request_id="q")],
+    ],
+)
+def test_a_turn_without_output_separates_user_messages(left: Any) -> None:
+    items = left()
+    empty = {"role": "assistant", "content": ""}
+    result = messages(user("x"), *items, user("y"))
+    assert (shape(result), result[1]) == (["user", "assistant", "user"], empty)
+    assert shape(messages(user("x"), *items, {"role": "developer", "content": "z"}, user("y")))[:2] == ["user", "assistant"]
+    result = messages(user("x"), mcp("j", output="1"), *items, user("y"))
+    assert (shape(result), result[3]) == (["user", "calls j", "tool j", "assistant", "user"], empty)
+    assert shape(messages(user("x"), *items)) == ["user"]
+    assert shape(messages({"role": "developer", "content": "z"}, *items, user("y"))) == ["developer", "user"]
+
+
+def test_no_message_is_inserted_between_an_output_and_a_user_message() -> None:
+    assert shape(messages(user("x"), reasoning("Hm."), call("a"), output("a"), user("y")))[-2:] == ["tool a", "user"]
+
+
+def test_images_that_a_tool_returned_follow_its_output() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     result = messages(call("a"), output("a", [{"type": "input_text", "text": "see"}, image]))
     assert shape(result) == ["calls a", "tool a", "user"]
@@ -139,18 +182,18 @@ def test_images_that_a_tool_returned_follow_it() -> None:
     assert result[2]["content"][1]["type"] == "image_url"
 
 
-def test_reasoning_goes_back_within_the_tool_loop_only() -> None:
+def test_reasoning_is_sent_back_only_within_a_tool_loop() -> None:
     items = [user("x"), reasoning("old"), assistant("y"), user("z"), reasoning("new"), call("a"), output("a")]
     given = [message.get("reasoning") for message in messages(*items)]
     assert given == [None, None, None, "new", None]
     assert [message.get("reasoning") for message in messages(*items, all_reasoning=True)][1] == "old"
 
 
-def test_reasoning_at_the_end_is_accepted_and_says_nothing() -> None:
+def test_reasoning_at_the_end_is_accepted_and_ignored() -> None:
     assert shape(messages(user("x"), reasoning("Hm."))) == ["user"]
 
 
-def test_instructions_stand_first() -> None:
+def test_instructions_come_first() -> None:
     result = messages(user("x"), {"role": "developer", "content": "y"}, instructions="Be brief.", dialect=OPENAI)
     assert [message["role"] for message in result] == ["system", "user", "developer"]
 
@@ -210,14 +253,14 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, dict[str, Any]
 
 
 def said(result: list[dict[str, Any]]) -> list[tuple[str, Any, str]]:
-    """Each call's name and arguments, and what the tool answered."""
+    """Return the name and the arguments of each call, and its result."""
     calls = [one for message in result for one in message.get("tool_calls", ())]
     answers = {message["tool_call_id"]: message["content"] for message in result if message["role"] == "tool"}
     return [(one["function"]["name"], orjson.loads(one["function"]["arguments"]), answers[one["id"]]) for one in calls]
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_calls_of_every_kind_are_function_calls_to_the_model(kind: str) -> None:
+def test_calls_of_every_kind_are_sent_as_function_calls(kind: str) -> None:
     asked, answered, expected = PAIRS[kind]
     result = messages(user("x"), {**asked, "call_id": "a"}, {**answered, "call_id": "a"})
     assert shape(result) == ["user", "calls a", "tool a"]
@@ -226,7 +269,7 @@ def test_calls_of_every_kind_are_function_calls_to_the_model(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_stored_call_that_lacks_a_member_can_be_continued(kind: str) -> None:
-    """An upstream with its own Responses API may have made it."""
+    """An upstream with its own Responses API may have created such a call."""
     [asked, answered] = parse_input([{**one, "call_id": "a"} for one in PAIRS[kind][:2]])
     for name in asked.keys() - {"type", "call_id"}:
         stored = {member: value for member, value in asked.items() if member != name}
@@ -244,19 +287,19 @@ def test_a_call_of_any_kind_needs_its_output(kind: str) -> None:
         messages({**answered, "call_id": "a"})
 
 
-def test_the_output_of_a_local_shell_names_its_call_by_its_id() -> None:
+def test_the_output_of_a_local_shell_refers_to_its_call_by_its_id() -> None:
     asked, answered, expected = PAIRS["local shell"]
     assert said(messages({**asked, "call_id": "a"}, {**answered, "id": "a"})) == [expected]
 
 
-def test_images_that_a_custom_tool_returned_follow_it() -> None:
+def test_images_that_a_custom_tool_returned_follow_its_output() -> None:
     asked, answered, _ = PAIRS["custom"]
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     result = messages({**asked, "call_id": "a"}, {**answered, "call_id": "a", "output": [image]})
     assert shape(result) == ["calls a", "tool a", "user"]
 
 
-def test_tools_that_an_item_brings_and_lists_of_tools_are_no_messages() -> None:
+def test_items_that_contain_tools_become_no_messages() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}
     listed = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": [{"name": "f", "input_schema": {}}]}
     assert shape(messages(brought, user("x"), listed, assistant("y"))) == ["user", "assistant"]
@@ -269,6 +312,7 @@ def mcp(item_id: str, **more: Any) -> dict[str, Any]:
     return {"type": "mcp_call", "id": item_id, "server_label": "s", "name": "get", "arguments": '{"a":1}', **more}
 
 
+EXCERPT = {"file_id": "file-1", "filename": "a.md", "score": 0.5, "attributes": {}, "text": "t", "number": 1}
 RESULT = {"number": 3, "url": "https://a.org", "title": "A", "snippet": "About a."}
 SERVED: dict[str, tuple[dict[str, Any], tuple[str, dict[str, Any], str]]] = {
     "mcp": (mcp("i", output="sunny", error=None), ("get", {"a": 1}, "sunny")),
@@ -302,7 +346,7 @@ SERVED: dict[str, tuple[dict[str, Any], tuple[str, dict[str, Any], str]]] = {
             "action": {"type": "search", "query": "a", "queries": ["a"]},
             "results": [RESULT],
         },
-        ("web_search", {"query": "a"}, listing([RESULT])),
+        ("web_search", {"query": "a"}, web_listing([RESULT])),
     ),
     "search without results": (
         {
@@ -310,17 +354,29 @@ SERVED: dict[str, tuple[dict[str, Any], tuple[str, dict[str, Any], str]]] = {
             "id": "i",
             "action": {"type": "search", "queries": ["a"], "sources": [{"url": "https://a"}]},
         },
-        ("web_search", {"query": "a"}, "The results are not shown again.\nhttps://a"),
+        ("web_search", {"query": "a"}, "The results of this search are no longer available.\nhttps://a"),
+    ),
+    "search in files": (
+        {"type": "file_search_call", "id": "i", "queries": ["a", "b"], "results": [EXCERPT]},
+        ("file_search", {"queries": ["a", "b"]}, file_output({"results": [EXCERPT]})),
+    ),
+    "search in files that failed": (
+        {"type": "file_search_call", "id": "i", "status": "failed", "queries": ["a"], "results": [], "error": "No."},
+        ("file_search", {"queries": ["a"]}, "No."),
+    ),
+    "search in files without results": (
+        {"type": "file_search_call", "id": "i", "queries": ["a"], "results": None},
+        ("file_search", {"queries": ["a"]}, "The results of this search are no longer available."),
     ),
     "a page that was opened": (
         {"type": "web_search_call", "id": "i", "action": {"type": "open_page", "url": "https://a"}},
-        ("web_search", {"url": "https://a"}, "The results are not shown again."),
+        ("web_search", {"url": "https://a"}, "The results of this search are no longer available."),
     ),
 }
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_a_call_that_a_server_carried_out_is_a_call_and_its_result(kind: str) -> None:
+def test_a_call_executed_by_a_server_becomes_a_call_and_its_result(kind: str) -> None:
     item, expected = SERVED[kind]
     result = messages(user("x"), reasoning("Hm."), assistant("Look."), item, assistant("So."))
     assert shape(result) == ["user", "calls i", "tool i", "assistant"]
@@ -328,16 +384,75 @@ def test_a_call_that_a_server_carried_out_is_a_call_and_its_result(kind: str) ->
     assert said(result) == [expected]
 
 
-def test_a_turn_with_calls_on_both_sides_loses_none() -> None:
+def test_a_turn_with_calls_of_server_and_client_keeps_all_of_them() -> None:
     result = messages(user("x"), call("a"), mcp("i", output="1"), call("b"), output("b"), output("a"))
     assert shape(result) == ["user", "calls a i", "tool a", "tool i", "calls b", "tool b"]
 
 
-def test_a_call_that_no_server_carried_out_is_left_out() -> None:
+SAME_TURN = {"upstream": {"same_turn": True}}
+
+
+def test_items_of_one_turn_with_a_server_side_call_share_a_message() -> None:
+    turn = [reasoning("Hm."), assistant("Look."), mcp("i", output="1"), mcp("j", output="2") | SAME_TURN]
+    late = {**assistant("Both."), **SAME_TURN}
+    result = messages(user("x"), *turn, late, mcp("k", output="3"), assistant("So."))
+    assert shape(result) == ["user", "calls i j", "tool i", "tool j", "calls k", "tool k", "assistant"]
+    assert (result[1]["reasoning"], result[1]["content"]) == ("Hm.", "Look.\nBoth.")
+    result = messages(user("x"), *turn, call("a") | SAME_TURN, output("a"), assistant("So."))
+    assert shape(result) == ["user", "calls i j a", "tool i", "tool j", "tool a", "assistant"]
+    pending = {**REQUEST, **SAME_TURN}
+    result = messages(
+        user("x"), *turn, pending, approval(True), mcp("k", output="3", approval_request_id="q"), assistant("So.")
+    )
+    assert shape(result) == ["user", "calls i j q", "tool i", "tool j", "tool q", "assistant"]
+    result = messages(user("x"), mcp("i", output="1"), mcp("j", status="incomplete") | SAME_TURN, assistant("So."))
+    assert shape(result) == ["user", "calls i", "tool i", "assistant"]
+
+
+def test_a_call_is_sent_back_as_the_upstream_wrote_it() -> None:
+    given: dict[str, Any] = {
+        "id": "call_1__thought__" + "x" * 300,
+        "call": {"extra_content": {"google": {"thought_signature": "s"}}},
+    }
+    given |= {"function": {"thought_signature": "t"}}
+    for item, more in ((call("a"), [output("a")]), (mcp("i", output="1"), []), ({**REQUEST}, [approval(False)])):
+        result = messages(user("x"), item | {"upstream": given}, *more)
+        made = result[1]["tool_calls"][0]
+        assert (made["id"], result[2]["tool_call_id"]) == (given["id"], given["id"])
+        assert made["extra_content"] == given["call"]["extra_content"]
+        assert made["function"].keys() == {"name", "arguments", "thought_signature"}
+
+
+def test_members_that_a_client_attributes_to_the_upstream_replace_no_member_of_a_call() -> None:
+    forged = {"type": "custom", "id": "z", "index": 9, "function": {"name": "rm"}}
+    upstream = {"call": forged, "function": {"name": "rm", "arguments": "[]"}, "other": 1}
+    result = messages(user("x"), call("a") | {"upstream": upstream}, output("a"))
+    assert result[1]["tool_calls"] == [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("x", "upstream"),
+        ({"id": 1}, "upstream.id"),
+        ({"call": "x"}, "upstream.call"),
+        ({"function": []}, "upstream.function"),
+        ({"same_turn": "x"}, "upstream.same_turn"),
+        ({"id": "x" * 70_000}, "upstream.id"),
+        ({"call": {"x": "x" * 70_000}}, "upstream"),
+    ],
+)
+def test_malformed_upstream_members_of_an_item_are_refused(given: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        messages(user("x"), call("a") | {"upstream": given}, output("a"))
+    assert raised.value.param == f"input[1].{param}"
+
+
+def test_a_server_side_call_that_was_not_executed_is_omitted() -> None:
     assert shape(messages(user("x"), mcp("i", status="incomplete"), mcp("j", status="in_progress"))) == ["user"]
 
 
-def test_the_model_sees_what_the_run_knows_of_a_result_and_names_it_so() -> None:
+def test_the_model_gets_the_result_that_the_run_knows_under_the_offered_name() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     shown = {"i": [{"type": "input_text", "text": "see"}, image], "j": "told"}
     result = messages(mcp("i", output="[image]"), mcp("j"), results=shown, names=lambda item: f"s_{item['name']}")
@@ -360,14 +475,18 @@ def approval(approve: bool, **more: Any) -> dict[str, Any]:
     return {"type": "mcp_approval_response", "approval_request_id": "q", "approve": approve, **more}
 
 
-def test_an_approved_call_is_said_once() -> None:
+def test_an_approved_call_is_sent_once() -> None:
     assert shape(messages(user("x"), REQUEST)) == ["user"]
     assert shape(messages(user("x"), REQUEST, approval(True))) == ["user"]
     carried_out = mcp("i", output="1", approval_request_id="q")
-    assert shape(messages(user("x"), REQUEST, approval(True), carried_out)) == ["user", "calls i", "tool i"]
+    for more in ([], [user("y")]):
+        result = messages(user("x"), assistant("Look."), REQUEST, *more, approval(True), carried_out, assistant("So."))
+        assert shape(result) == ["user", "calls q", "tool q", *("user" for _ in more), "assistant"]
+        assert (result[1]["content"], result[2]["content"]) == ("Look.", "1")
+    assert shape(messages(user("x"), approval(True), carried_out)) == ["user", "calls i", "tool i"]  # the request was dropped
 
 
-def test_the_model_is_told_of_a_call_that_was_declined() -> None:
+def test_the_model_is_informed_about_a_declined_call() -> None:
     result = messages(user("x"), REQUEST, approval(False, reason="Too dear."), user("y"))
     assert shape(result) == ["user", "calls q", "tool q", "user"]
     assert said(result) == [("get", {"a": 1}, "The user did not approve this call. Reason: Too dear.")]
@@ -388,7 +507,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_nothing_that_was_said_is_lost_and_its_order_holds(steps: list[list[dict[str, Any]]]) -> None:
+def test_no_text_is_lost_and_the_order_is_kept(steps: list[list[dict[str, Any]]]) -> None:
     items = [item for step in steps for item in step]
     result = messages(*items)
     texts = [str(item.get("content", item.get("output"))) for item in items if item.get("type") != "function_call"]
@@ -411,6 +530,7 @@ EXAMPLES: list[dict[str, Any]] = [
     *({**item, "call_id": "a"} for pair in PAIRS.values() for item in pair[:2]),
     *(item for item, _ in SERVED.values()),
     {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "f"}]},
+    {"type": "configuration_update", "reasoning": {"effort": "high"}},
     {"type": "compaction", "encrypted_content": "x"},
     {"type": "compaction_trigger"},
     {
@@ -426,14 +546,14 @@ EXAMPLES: list[dict[str, Any]] = [
 
 
 def places(value: Any, *path: Any) -> list[tuple[Any, ...]]:
-    """The path of every member, at any depth."""
+    """Return the path of every member, at any depth."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, member in inside for place in ((*path, key), *places(member, *path, key))]
 
 
 @st.composite
 def spoiled(draw: st.DrawFn) -> dict[str, Any]:
-    """An item of which one member is something else, or gone."""
+    """Draw an item with one member replaced or removed."""
     item: dict[str, Any] = orjson.loads(orjson.dumps(draw(st.sampled_from(EXAMPLES))))
     *path, key = draw(st.sampled_from(places(item)))
     holder: Any = item
@@ -447,10 +567,11 @@ def spoiled(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(st.lists(spoiled() | st.sampled_from(EXAMPLES), max_size=4), st.sampled_from([VLLM, OPENAI, TGI]))
-def test_any_item_is_said_or_a_400_that_names_it(items: list[dict[str, Any]], dialect: Any) -> None:
+def test_any_item_is_sent_or_refused_with_its_path(items: list[dict[str, Any]], dialect: Any) -> None:
     try:
         parsed = parse_input(items)
         assume(all(item["type"] != "item_reference" for item in parsed))  # the items are in their place by then
+        assert all(source.file_id or source.url for source in sources_of(parsed))
         result = to_messages(parsed, dialect)
     except APIError as error:
         assert error.status == 400

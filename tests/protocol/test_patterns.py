@@ -35,12 +35,12 @@ TIMESTAMP = (
         ),
     ],
 )
-def test_an_expression_has_a_pattern_that_all_read_alike(expression: str, pattern: str) -> None:
+def test_a_regular_expression_is_converted_to_a_portable_pattern(expression: str, pattern: str) -> None:
     assert as_pattern(expression) == pattern
 
 
 @pytest.mark.parametrize("expression", [".*", "[^a]", 'a"b', r"a\\b", r"\n", "a\nb", "[A-z]", "[!-~]", r"[\x00-\x1f]", "[ -~]"])
-def test_what_json_would_escape_is_in_no_pattern(expression: str) -> None:
+def test_expressions_that_match_characters_escaped_in_json_have_no_pattern(expression: str) -> None:
     assert as_pattern(expression) is None
 
 
@@ -48,14 +48,14 @@ def test_what_json_would_escape_is_in_no_pattern(expression: str) -> None:
     "expression",
     ["(?i)a", "a*?", "a++", r"\bfoo", r"\p{L}", "(?=a)b", "(?<=a)b", "[a--b]", "[a&&b]", "[[:alpha:]]", r"(a)\1", "a^b", "[^]"],
 )
-def test_what_is_not_read_alike_by_all_has_no_pattern(expression: str) -> None:
+def test_expressions_that_engines_read_differently_have_no_pattern(expression: str) -> None:
     assert as_pattern(expression) is None
 
 
 @pytest.mark.parametrize(
     "expression", ["(a", "a)", "a**", "{3}", "[z-a]", "[", "a\\", "(" * 500 + ")" * 500, "a" * (MAX_LENGTH + 1)]
 )
-def test_what_is_malformed_or_too_much_has_no_pattern(expression: str) -> None:
+def test_malformed_or_too_long_expressions_have_no_pattern(expression: str) -> None:
     assert as_pattern(expression) is None
 
 
@@ -63,7 +63,7 @@ PIECES = [*"ab1 -^|()[]{}+*?.,$\\", r"\d", r"\s", "[a-f]", "(?:", "{2}", "{1,3}"
 
 
 @given(expression=st.lists(st.sampled_from(PIECES), max_size=12).map("".join), data=st.data())
-def test_what_matches_the_pattern_matches_the_expression_and_needs_no_escape(expression: str, data: st.DataObject) -> None:
+def test_text_that_matches_the_pattern_matches_the_expression_and_needs_no_escape(expression: str, data: st.DataObject) -> None:
     pattern = as_pattern(expression)
     if pattern is not None:
         text = data.draw(st.from_regex(pattern, fullmatch=True))

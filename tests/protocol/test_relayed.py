@@ -1,4 +1,4 @@
-"""An upstream's own Responses events become ours: our ids, places and numbers, and nothing else is touched."""
+"""Events of an upstream's own Responses API get our ids, indices and sequence numbers. Everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.builder import ResponseOptions
-from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
 from responses_mw.protocol.response.replay import LogReplay
-from responses_mw.upstream.backends import to_responses
+from responses_mw.protocol.types import Event
+from responses_mw.upstream.backends.responses import to_responses
 from tests.protocol.runs import CountedIds, chunk, fragment
 from tests.protocol.runs import run as run_chat
 from tests.support import oracle
@@ -36,7 +36,7 @@ def relayed(**request: Any) -> ResponsesPassthrough:
 
 
 def run(events: Events, **request: Any) -> list[Event]:
-    """All events of a response, as the runner makes them."""
+    """Return all events of a response, as the runner creates them."""
     relaying = relayed(**request)
     made = relaying.start()
     try:
@@ -50,7 +50,7 @@ def run(events: Events, **request: Any) -> list[Event]:
 
 
 def ended(events: Events, **request: Any) -> dict[str, Any]:
-    """The document that the response ends with."""
+    """Return the final document of the response."""
     return dict(decoded(run(events, **request))[-1]["response"])
 
 
@@ -110,7 +110,7 @@ HELLO = numbered(
 )
 
 
-def test_a_stream_passes_with_our_ids_and_numbers() -> None:
+def test_a_stream_is_relayed_with_our_ids_and_sequence_numbers() -> None:
     events = run([{name: value for name, value in event.items() if name != "part" or value} for event in HELLO])
     assert b"theirs" not in sse.encode(events)
     response = decoded(events)[-1]["response"]
@@ -124,8 +124,8 @@ def test_a_stream_passes_with_our_ids_and_numbers() -> None:
 @given(
     st.lists(st.text(max_size=3), min_size=1, max_size=4), st.booleans(), st.sampled_from(["stop", "length", "content_filter"])
 )
-def test_what_we_make_ourselves_keeps_all_laws_when_it_is_relayed(texts: list[str], calls: bool, reason: str) -> None:
-    """Our own events are an upstream's: relayed they are the same, but for ids and what is told of the model."""
+def test_our_own_events_still_obey_the_laws_when_they_are_relayed(texts: list[str], calls: bool, reason: str) -> None:
+    """Relaying our own events changes only the ids and what is reported about the model."""
     call = fragment(0, '{"a": 1}', id="call_1", name="f")
     chunks = [*(chunk(content=text) for text in texts), *([chunk(tool_calls=[call])] if calls else [])]
     first = run_chat([chunk(reasoning="Hm."), *chunks, chunk(finish_reason=reason)])
@@ -133,10 +133,11 @@ def test_what_we_make_ourselves_keeps_all_laws_when_it_is_relayed(texts: list[st
     check(second)
     assert [event.type for event in second] == [event.type for event in first]
     before, after = decoded(first)[-1]["response"], decoded(second)[-1]["response"]
-    assert {**after, "completed_at": None} == {**before, "completed_at": None}
+    varying: dict[str, Any] = {"completed_at": None, "tools": []}
+    assert after | varying == before | varying
 
 
-def test_events_and_members_that_are_unknown_pass_untouched() -> None:
+def test_unknown_events_and_members_are_relayed_unchanged() -> None:
     strange = {"type": "vendor.thought.bubble", "item_id": "xyz_9", "shape": {"id": "elsewhere", "points": [1, None]}}
     odd = {"id": "xyz_9", "type": "vendor_item", "payload": {"deep": [{"own": True}]}, "nothing": None}
     events = run(numbered(added(odd), strange, {**done(odd), "extra": 1}, completed(odd, vendor={"cost": 0.5})))
@@ -147,8 +148,8 @@ def test_events_and_members_that_are_unknown_pass_untouched() -> None:
     assert decoded(events)[5]["response"]["vendor"] == {"cost": 0.5}
 
 
-def test_an_item_keeps_its_id_though_the_upstream_changes_it() -> None:
-    """As vLLM's do between its events and its document."""
+def test_an_item_keeps_its_id_even_if_the_upstream_changes_it() -> None:
+    """vLLM uses other ids in its events than in its document."""
     changed = done(message("msg_other", "Hello"))
     events = run(numbered(added(message()), NEW_PART, delta("Hello", "msg_third"), changed, completed(message("m4", "Hello"))))
     assert [event.get("item_id") for event in decoded(events)[3:5]] == ["msg_0", "msg_0"]
@@ -192,7 +193,7 @@ LLAMA_CPP: Events = [
 """Items that end only at the end, and events without indices."""
 
 
-def test_what_a_server_without_indices_leaves_out_is_filled_in() -> None:
+def test_missing_indices_are_filled_in() -> None:
     events = run(LLAMA_CPP)
     check(events)
     oracle.check(sse.encode(events) + sse.DONE_FRAME)
@@ -206,7 +207,7 @@ def test_what_a_server_without_indices_leaves_out_is_filled_in() -> None:
 
 
 @pytest.mark.parametrize("left_out", ["response.content_part.added", "response.output_text.done", "response.content_part.done"])
-def test_events_that_begin_and_end_a_part_are_filled_in(left_out: str) -> None:
+def test_missing_events_that_begin_and_end_a_part_are_added(left_out: str) -> None:
     events = run([event for event in HELLO if event["type"] != left_out])
     check(events)
     assert [event.type for event in events] == [event.type for event in run(HELLO)]
@@ -214,13 +215,14 @@ def test_events_that_begin_and_end_a_part_are_filled_in(left_out: str) -> None:
 
 @pytest.mark.parametrize("index", [-1, 7, "0", [], None])
 @pytest.mark.parametrize("kind", [NEW_PART["type"], "response.output_text.delta", "response.content_part.done"])
-def test_an_index_that_names_no_part_does_no_harm(kind: str, index: Any) -> None:
+def test_an_index_without_a_part_causes_no_error(kind: str, index: Any) -> None:
     odd = {**NEW_PART, "type": kind, "content_index": index, "delta": "x"}
     response = ended([CREATED, added(message()), odd, NEW_PART, delta("Hello"), done(message(text="Hello")), completed()])
-    assert (response["status"], response["output_text"]) == ("completed", "Hello")
+    expected = "xHello" if kind.endswith("delta") else "Hello"
+    assert (response["status"], response["output_text"]) == ("completed", expected)
 
 
-def test_a_message_without_content_does_no_harm() -> None:
+def test_a_message_without_content_causes_no_error() -> None:
     response = ended([completed({**message(text="Hello"), "content": None})])
     assert (response["status"], response["output"][0]["content"], response["output_text"]) == ("completed", None, "")
 
@@ -234,14 +236,14 @@ def test_a_message_without_content_does_no_harm() -> None:
         [added({"id": "msg_theirs", "type": "reasoning", "summary": [], "content": 5}), NEW_PART],
     ],
 )
-def test_content_that_is_no_list_of_parts_is_the_upstreams_fault(events: Events) -> None:
+def test_content_that_is_no_list_of_parts_is_an_upstream_error(events: Events) -> None:
     response = ended(events)
     assert response["status"] == "failed"
     assert "malformed" in response["error"]["message"]
 
 
 @pytest.mark.parametrize("action", [None, [1], "search", 5])
-def test_a_search_whose_action_is_no_object_does_no_harm(action: Any) -> None:
+def test_a_search_whose_action_is_no_object_causes_no_error(action: Any) -> None:
     search = {"id": "ws_theirs", "type": "web_search_call", "status": "completed", "action": action}
     response = ended(numbered(added(search), done(search), completed(search)))
     assert (response["status"], response["output"]) == ("completed", [{**search, "id": "ws_0"}])
@@ -249,7 +251,7 @@ def test_a_search_whose_action_is_no_object_does_no_harm(action: Any) -> None:
 
 @pytest.mark.parametrize("content", ["Hello", {"0": {}}, ["Hello"], [], 5])
 @pytest.mark.parametrize("kind", [NEW_PART["type"], "response.output_text.delta", "response.refusal.delta"])
-def test_nothing_more_passes_of_an_item_that_has_ended(kind: str, content: Any) -> None:
+def test_events_of_an_item_that_has_ended_are_dropped(kind: str, content: Any) -> None:
     over = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": content}
     late = [{**NEW_PART, "type": kind, "delta": "x"}, {**NEW_PART, "type": "response.content_part.done"}, done(over)]
     events = run(numbered(done(over), *late, completed(over)))
@@ -262,7 +264,7 @@ def test_nothing_more_passes_of_an_item_that_has_ended(kind: str, content: Any) 
 
 
 @pytest.mark.parametrize("part", [{}, {"text": "Hello"}, {"type": "output_text"}, {"type": "output_text", "text": 5}])
-def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> None:
+def test_a_part_without_a_type_or_text_causes_no_error(part: dict[str, Any]) -> None:
     response = ended([completed({**message(text="Hello"), "content": [part]})])
     assert (response["status"], response["output_text"]) == ("completed", "")
 
@@ -270,7 +272,7 @@ def test_a_part_without_a_type_or_a_text_does_no_harm(part: dict[str, Any]) -> N
 @pytest.mark.parametrize("content", [[None], ["x"], "x", 5, {"a": 1}])
 @pytest.mark.parametrize("index", [0, 7])
 @pytest.mark.parametrize("end", [[], [completed()]])
-def test_a_text_that_grows_in_malformed_content_does_no_harm(content: Any, index: int, end: Events) -> None:
+def test_deltas_for_malformed_content_cause_no_error(content: Any, index: int, end: Events) -> None:
     thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": content}
     grown = delta("Hm", "rs_theirs", type="response.refusal.delta", content_index=index)
     events = run(numbered(added(thought), grown, *end))
@@ -287,32 +289,32 @@ def test_a_text_that_has_ended_is_not_ended_again() -> None:
     assert [event.type for event in events].count("response.output_text.done") == 1
 
 
-def test_a_part_of_a_type_that_its_list_does_not_hold_does_no_harm() -> None:
+def test_a_part_whose_type_does_not_fit_its_list_causes_no_error() -> None:
     odd = {**NEW_PART, "type": "response.reasoning_summary_part.added"}
     response = ended([CREATED, added(message()), NEW_PART, delta("Hello"), odd, odd, done(message(text="Hello")), completed()])
     assert (response["status"], response["output_text"]) == ("completed", "Hello")
 
 
-def test_a_call_has_no_parts_for_an_index() -> None:
+def test_an_index_into_the_parts_of_a_call_causes_no_error() -> None:
     call = {"id": "fc_theirs", "type": "function_call", "arguments": "", "name": "f", "call_id": "c"}
     grown = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "{}", "_index": []}
     output = ended([CREATED, added(call), grown, completed({**call, "arguments": "{}"})])["output"]
     assert output == [{**call, "id": "fc_0", "arguments": "{}"}]
 
 
-def test_log_probabilities_that_are_no_list_do_no_harm() -> None:
+def test_log_probabilities_that_are_no_list_cause_no_error() -> None:
     said = [CREATED, added(message()), NEW_PART, {**delta("Hello"), "logprobs": 5}]
     response = ended([*said, completed()])
     assert (response["status"], response["output_text"]) == ("completed", "Hello")
 
 
-def test_a_part_that_begins_after_the_end_of_its_item_does_no_harm() -> None:
+def test_a_part_that_begins_after_the_end_of_its_item_causes_no_error() -> None:
     over = {**message(text="Hello"), "content": []}
     response = ended([CREATED, added(message()), done(over), NEW_PART, delta("Hello"), done(over), completed()])
     assert (response["status"], response["output"][0]["content"]) == ("completed", [])
 
 
-def test_ids_that_refer_to_an_item_follow_it_and_call_ids_stay() -> None:
+def test_references_to_items_get_our_ids_and_call_ids_are_kept() -> None:
     asked = {"id": "mcpr_theirs", "type": "mcp_approval_request", "name": "f", "server_label": "s", "arguments": "{}"}
     call = {"id": "mcp_theirs", "type": "mcp_call", "approval_request_id": "mcpr_theirs", "call_id": "mcpr_theirs"}
     output = ended(numbered(added(asked), done(asked), added(call, 1), done(call, 1), completed(asked, call)))["output"]
@@ -320,7 +322,7 @@ def test_ids_that_refer_to_an_item_follow_it_and_call_ids_stay() -> None:
     assert (output[1]["approval_request_id"], output[1]["call_id"]) == ("mcpr_0", "mcpr_theirs")
 
 
-def test_the_members_that_are_ours_stay_ours() -> None:
+def test_members_that_we_set_are_not_overwritten_by_the_upstream() -> None:
     theirs = completed(
         created_at=1,
         metadata={"their": "own"},
@@ -342,7 +344,7 @@ def test_the_members_that_are_ours_stay_ours() -> None:
     assert response["tools"] == [{"type": "mcp", "server_label": "s", "echoed": True}]
 
 
-def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
+def test_the_texts_of_a_whole_answer_are_streamed_as_deltas() -> None:
     call = {"id": "fc_theirs", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
     said = [{"type": "reasoning_text", "text": "Hm"}]
     thought = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": said, "status": "completed"}
@@ -359,7 +361,7 @@ def test_a_whole_answer_is_streamed_with_its_texts_as_deltas() -> None:
 
 @pytest.mark.parametrize("between", [[], [TEXT_DONE], [NEW_PART, TEXT_DONE]], ids=["item", "text", "part"])
 @pytest.mark.parametrize("end", [done(message(text="Hello")), completed(message(text="Hello"))])
-def test_a_text_of_which_only_the_end_comes_is_one_delta(between: Events, end: dict[str, Any]) -> None:
+def test_a_text_sent_only_at_its_end_becomes_one_delta(between: Events, end: dict[str, Any]) -> None:
     events = run(numbered(added(message()), *between, end, *([] if "response" in end else [completed()])))
     oracle.check(sse.encode(events) + sse.DONE_FRAME)
     assert [event.data["delta"] for event in events if event.type == "response.output_text.delta"] == ["Hello"]
@@ -371,7 +373,7 @@ ARGUMENTS_DONE = {"type": "response.function_call_arguments.done", "item_id": "f
 
 @pytest.mark.parametrize("between", [[], [{**ARGUMENTS_DONE, "name": "f", "arguments": '{"a": 1}'}]], ids=["item", "arguments"])
 @pytest.mark.parametrize("is_done", [True, False])
-def test_a_call_of_which_only_the_end_comes_has_its_arguments_once(between: Events, is_done: bool) -> None:
+def test_a_call_sent_only_at_its_end_has_its_arguments_once(between: Events, is_done: bool) -> None:
     call = {
         "id": "fc_theirs",
         "type": "function_call",
@@ -386,6 +388,67 @@ def test_a_call_of_which_only_the_end_comes_has_its_arguments_once(between: Even
     assert [event["arguments"] for event in shown if event["type"] == ARGUMENTS_DONE["type"]] == ['{"a": 1}']
     assert [event["delta"] for event in shown if event["type"].endswith(".delta")] == ['{"a": 1}']
     assert events[-1]["response"]["output"] == [{**call, "id": "fc_0"}]
+
+
+CALL = {"id": "fc_theirs", "type": "function_call", "call_id": "c", "name": "f", "arguments": "", "status": "in_progress"}
+SHOWN_CALL = {**CALL, "arguments": '{"a": 1}', "status": "completed"}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    return {**ARGUMENTS_DONE, "type": "response.function_call_arguments.delta", "delta": text}
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"arguments": "{}"},
+        {"arguments": ""},
+        {"arguments": None},
+        {"arguments": '{"b": 2}'},
+        {"name": "g"},
+        {"call_id": "other"},
+    ],
+)
+@pytest.mark.parametrize("by", ["item", "document", "arguments"])
+def test_a_streamed_call_takes_precedence_over_a_contradicting_end(contradiction: dict[str, Any], by: str) -> None:
+    finished = {**SHOWN_CALL, **contradiction}
+    ends = {"item": [done(finished)], "document": [], "arguments": [{**ARGUMENTS_DONE, **contradiction}, done(SHOWN_CALL)]}[by]
+    stream = [added(CALL), _arguments('{"a":'), _arguments(" 1}"), *ends, completed(finished)]
+    events = decoded(run(numbered(*stream)))
+    [item] = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert item == {**SHOWN_CALL, "id": "fc_0"}
+    assert events[-1]["response"]["output"] == [item]
+    [over] = [event for event in events if event["type"] == ARGUMENTS_DONE["type"]]
+    assert (over["arguments"], over.get("name", "f")) == ('{"a": 1}', "f")
+
+
+@pytest.mark.parametrize("end", ["item", "part", "text", "document"])
+@pytest.mark.parametrize(("told", "expected"), [("Hello", "Hello"), ("Bye", "Hel"), ("", "Hel"), ("H", "Hel")])
+def test_a_streamed_text_takes_precedence_over_a_contradicting_end_but_is_completed_by_a_longer_one(
+    end: str, told: str, expected: str
+) -> None:
+    part_done = {**NEW_PART, "type": "response.content_part.done", "part": message(text=told)["content"][0]}
+    ends = {"item": [], "document": [], "part": [part_done], "text": [{**TEXT_DONE, "text": told}, part_done]}[end]
+    finished = [] if end == "document" else [done(message(text=told))]
+    events = run(numbered(added(message()), NEW_PART, delta("Hel"), *ends, *finished, completed(message(text=told))))
+    oracle.check(sse.encode(events) + sse.DONE_FRAME)
+    assert check(events)["output_text"] == expected
+    assert "".join(event.data["delta"] for event in events if event.type == "response.output_text.delta") == expected
+    texts = [event.data["text"] for event in events if event.type == "response.output_text.done"]
+    parts = [event.data["part"]["text"] for event in events if event.type == "response.content_part.done"]
+    assert texts == parts == [expected]
+
+
+def test_a_streamed_item_takes_precedence_over_an_end_of_another_type() -> None:
+    reasoning = {"id": "msg_theirs", "type": "reasoning", "summary": [], "status": "completed"}
+    response = ended(numbered(added(message()), NEW_PART, delta("Hello"), done(reasoning), completed(reasoning)))
+    assert [(item["type"], item["status"]) for item in response["output"]] == [("message", "completed")]
+    assert response["output_text"] == "Hello"
+
+
+def test_streamed_parts_missing_in_the_end_are_kept() -> None:
+    events = run(numbered(added(message()), NEW_PART, delta("Hello"), done({**message(text=""), "content": []}), completed()))
+    assert check(events)["output_text"] == "Hello"
 
 
 @pytest.mark.parametrize(
@@ -408,7 +471,7 @@ def test_a_malformed_whole_item_is_shown_without_its_texts(members: dict[str, An
     assert decoded(events)[-1]["response"]["output"][0].items() >= members.items()
 
 
-def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
+def test_an_item_that_only_the_terminal_event_ends_is_done_before_that_event() -> None:
     events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed(message("m2", "Hello"))))
     assert decoded(events)[-2]["item"] == {**message(text="Hello"), "id": "msg_0"}
     events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed()))
@@ -416,7 +479,7 @@ def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
     assert decoded(events)[-2]["item"]["status"] == "completed"
 
 
-def test_a_done_without_an_added_gets_one() -> None:
+def test_a_done_event_without_an_added_event_gets_one() -> None:
     events = run(numbered(done(message(text="Hello"), 7), completed()))
     assert {event["output_index"] for event in decoded(events)[2:-1]} == {0}
     assert [event.type for event in events if "item" in event.data] == [
@@ -425,16 +488,16 @@ def test_a_done_without_an_added_gets_one() -> None:
     ]
 
 
-def test_items_are_counted_anew_where_the_upstream_cannot_count() -> None:
+def test_items_are_renumbered_if_the_upstreams_indices_are_wrong() -> None:
     first, second = message("m1", "One"), message("m2", "Two")
     stream = numbered(added(first, 1), done(first, 1), added(second, 1), delta("!", "m2", 1), done(second, 1), completed())
     events = decoded(run(stream))
     assert [event["output_index"] for event in events if "output_index" in event] == [0, 0, 1, 1, 1, 1]
-    assert [item["content"][0]["text"] for item in events[-1]["response"]["output"]] == ["One", "Two"]
+    assert [item["content"][0]["text"] for item in events[-1]["response"]["output"]] == ["One", "Two!"]
 
 
 @pytest.mark.parametrize("end", range(2, len(HELLO) - 1))
-def test_a_stream_without_an_end_fails_wherever_it_stops(end: int) -> None:
+def test_a_stream_without_a_terminal_event_fails_wherever_it_stops(end: int) -> None:
     response = ended(HELLO[:end])
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     if 3 < end < 9:
@@ -447,9 +510,7 @@ def test_a_stream_without_an_end_fails_wherever_it_stops(end: int) -> None:
 @pytest.mark.parametrize(
     ("open_reasoning", "ours"), [(False, "response.reasoning_text"), (True, "response.reasoning")], ids=["openai", "open"]
 )
-def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
-    theirs: str, open_reasoning: bool, ours: str
-) -> None:
+def test_reasoning_events_have_the_same_names_for_every_upstream(theirs: str, open_reasoning: bool, ours: str) -> None:
     item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
     thought = {**delta("Hm", "rs_theirs"), "type": f"{theirs}.delta"}
     relaying = ResponsesPassthrough(relayed().response, CountedIds(), list, ResponseOptions(open_reasoning=open_reasoning))
@@ -459,15 +520,15 @@ def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
     assert relaying.response["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
 
 
-def test_reasoning_whose_parts_were_not_announced_keeps_its_text_when_it_is_cut() -> None:
-    """As vLLM streams it."""
+def test_interrupted_reasoning_keeps_its_text_without_events_that_begin_parts() -> None:
+    """vLLM streams reasoning without these events."""
     item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
     thought = {**delta("Hm", "rs_theirs"), "type": "response.reasoning_text.delta"}
     output = ended(numbered(added(item), thought, thought))["output"]
     assert output == [{**item, "id": "rs_0", "status": "incomplete", "content": [{"type": "reasoning_text", "text": "HmHm"}]}]
 
 
-def test_a_failed_response_tells_why_and_what_it_came_to() -> None:
+def test_a_failed_response_has_its_error_and_partial_output() -> None:
     error = {"code": "rate_limit_exceeded", "message": "Slow down."}
     usage = {"input_tokens": 3, "output_tokens": 1}
     events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed(status="failed", error=error, usage=usage)))
@@ -486,7 +547,7 @@ def test_a_failed_response_tells_why_and_what_it_came_to() -> None:
         ("response.completed", "in_progress", "failed"),
     ],
 )
-def test_the_document_tells_how_the_response_ended(kind: str, status: str | None, expected: str) -> None:
+def test_the_document_has_the_outcome_of_the_response(kind: str, status: str | None, expected: str) -> None:
     ending = {**completed(incomplete_details={"reason": "max_output_tokens"}), "type": kind}
     ending["response"]["status"] = status
     response = ended([ending])
@@ -497,7 +558,7 @@ def test_the_document_tells_how_the_response_ended(kind: str, status: str | None
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_nothing_passes_after_the_end() -> None:
+def test_events_after_the_terminal_event_are_dropped() -> None:
     assert run([completed(), delta("late"), completed()])[-1].type == "response.completed"
     assert len(run([completed(), delta("late"), completed()])) == 3
 
@@ -516,7 +577,7 @@ def test_nothing_passes_after_the_end() -> None:
         {**NEW_PART, "part": "text"},
     ],
 )
-def test_what_makes_no_sense_is_the_upstreams_fault(event: dict[str, Any]) -> None:
+def test_malformed_events_are_an_upstream_error(event: dict[str, Any]) -> None:
     relaying = relayed()
     relaying.feed(added(message()))
     with pytest.raises(UpstreamError):
@@ -524,18 +585,18 @@ def test_what_makes_no_sense_is_the_upstreams_fault(event: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("index", [-1, 99, "0", None, [], {}])
-def test_a_place_that_does_not_exist_harms_nothing(index: Any) -> None:
+def test_an_output_index_that_does_not_exist_causes_no_error(index: Any) -> None:
     events = run([added(message()), {**delta("x", "msg_other"), "output_index": index}, completed()])
     assert events[-1].type == "response.completed"
 
 
-def test_an_event_with_an_unknown_index_belongs_to_the_item_with_its_id_or_to_none() -> None:
+def test_an_event_with_an_unknown_index_is_assigned_by_its_item_id_or_dropped() -> None:
     events = decoded(run(numbered(added(message(), 7), delta("x", "msg_other"), delta("y"), completed())))
     shown = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [(event["delta"], event["item_id"], event["output_index"]) for event in shown] == [("y", "msg_0", 0)]
 
 
-def test_an_event_that_is_nested_too_deep_is_refused() -> None:
+def test_an_event_that_is_nested_too_deeply_is_refused() -> None:
     nested: dict[str, Any] = {}
     for _ in range(200):
         nested = {"a": nested}
@@ -543,7 +604,7 @@ def test_an_event_that_is_nested_too_deep_is_refused() -> None:
         relayed().feed({"type": "response.x", "a": nested})
 
 
-def test_a_run_that_asks_the_upstream_nothing_is_complete() -> None:
+def test_a_run_without_an_upstream_request_is_complete() -> None:
     relaying = relayed()
     relaying.start()
     relaying.conclude(1_700_000_001)
@@ -558,13 +619,13 @@ def sent(*items: dict[str, Any], **request: Any) -> dict[str, Any]:
     return to_responses(parsed, [*items, *parsed.items], model="real")
 
 
-def test_nothing_is_sent_that_only_we_have() -> None:
+def test_parameters_that_only_we_support_are_not_sent() -> None:
     body = sent(metadata={"a": "b"}, previous_response_id="resp_1", background=True, store=True, client_metadata={})
     user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
     assert body == {"model": "real", "input": [user], "store": False}
 
 
-def test_what_the_caller_set_is_sent() -> None:
+def test_parameters_that_the_caller_set_are_sent() -> None:
     given = {
         "temperature": 0,
         "parallel_tool_calls": False,
@@ -586,7 +647,7 @@ def test_what_the_caller_set_is_sent() -> None:
     }
 
 
-def test_reasoning_goes_back_sealed_without_an_id_and_open_with_one() -> None:
+def test_encrypted_reasoning_is_sent_back_without_an_id_and_readable_reasoning_with_one() -> None:
     sealed = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "x"}
     openly = {"id": "rs_2", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
     neither = {"id": "rs_3", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
@@ -634,7 +695,7 @@ SEALED: Any = {"include": ["reasoning.encrypted_content"]}
 
 
 @pytest.mark.parametrize("theirs", [VLLM_THINKS, LLAMACPP_THINKS], ids=["vllm", "llamacpp"])
-def test_readable_reasoning_streams_as_the_summary_that_was_asked_for(theirs: Events) -> None:
+def test_readable_reasoning_is_streamed_as_a_summary_if_requested(theirs: Events) -> None:
     events = run(theirs, **SUMMARY)
     oracle.check(sse.encode(events) + sse.DONE_FRAME)
     shown = [event for event in decoded(events) if "summary_index" in event]
@@ -644,7 +705,7 @@ def test_readable_reasoning_streams_as_the_summary_that_was_asked_for(theirs: Ev
 
 
 @pytest.mark.parametrize("theirs", [VLLM_THINKS, LLAMACPP_THINKS, WHOLE_THOUGHT], ids=["vllm", "llamacpp", "whole"])
-def test_readable_reasoning_is_summarized_and_encrypted_if_that_was_asked_for(theirs: Events) -> None:
+def test_readable_reasoning_is_summarized_and_encrypted_if_requested(theirs: Events) -> None:
     item = ended(theirs, **SEALED)["output"][0]
     assert (item["encrypted_content"], item["content"][0]["text"]) == ("sealed Hm.", "Hm.")
     item = ended(theirs, **SUMMARY)["output"][0]
@@ -654,7 +715,7 @@ def test_readable_reasoning_is_summarized_and_encrypted_if_that_was_asked_for(th
     assert (item["encrypted_content"], item["summary"][0]["text"]) == ("sealed Hm.", "Hm.")
 
 
-def test_reasoning_that_the_upstream_summarized_and_encrypted_is_left_alone() -> None:
+def test_reasoning_that_the_upstream_summarized_and_encrypted_is_unchanged() -> None:
     theirs = {**THOUGHT, "summary": [{"type": "summary_text", "text": "In short."}], "encrypted_content": "gAAA"}
     [item] = ended([completed(theirs)], **SUMMARY, **SEALED)["output"]
     assert item == {**theirs, "id": item["id"]}
@@ -663,13 +724,13 @@ def test_reasoning_that_the_upstream_summarized_and_encrypted_is_left_alone() ->
 @pytest.mark.parametrize(
     "odd", [{"content": "Hm."}, {"content": [1]}, {"content": [{"type": "reasoning_text"}]}, {"summary": 3}]
 )
-def test_malformed_reasoning_does_no_harm(odd: dict[str, Any]) -> None:
+def test_malformed_reasoning_causes_no_error(odd: dict[str, Any]) -> None:
     [item] = ended([completed({**THOUGHT, **odd})], **SUMMARY, **SEALED)["output"]
     assert not item["encrypted_content"]
 
 
 def test_log_probabilities_of_a_whole_answer_are_those_of_its_text() -> None:
-    """vLLM lists those of the reasoning and of the end, too."""
+    """vLLM also lists those of the reasoning and of the end."""
     tokens = ["<think>", "Hm", ".", "</think>", "Hel", "lo", "<|im_end|>"]
     told = message(text="Hello")
     told["content"][0]["logprobs"] = [
@@ -690,5 +751,5 @@ PART_ADDED = {"type": "response.content_part.added", "output_index": 0, "part": 
         [added(message()), *[{**PART_ADDED, "content_index": 0}] * 1001],
     ],
 )
-def test_items_and_parts_without_end_are_the_upstreams_fault(events: list[dict[str, Any]]) -> None:
+def test_too_many_items_or_parts_are_an_upstream_error(events: list[dict[str, Any]]) -> None:
     assert "more than 1000" in ended(numbered(*events))["error"]["message"]

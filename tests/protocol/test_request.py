@@ -1,10 +1,12 @@
-"""What a request's body may say: every parameter of the official client is honoured or refused by name."""
+"""Bodies of requests: every parameter of the official client is honoured or refused by name."""
 
 from __future__ import annotations
 
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from openai.types.beta import BetaResponseInputItemParam
+from openai.types.beta.response_create_params import ResponseCreateParamsBase as BetaCreateParams
 from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseInputItemParam,
@@ -15,8 +17,8 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.request import checks
-from responses_mw.protocol.request.checks import MAX_ITEMS, MAX_TOOLS
+from responses_mw.protocol import json_limits
+from responses_mw.protocol.json_limits import MAX_ITEMS, MAX_TOOLS
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, parse
 from responses_mw.protocol.request.items import ITEMS, NOT_SERVED
 from responses_mw.protocol.response.document import create
@@ -24,21 +26,21 @@ from responses_mw.protocol.response.document import create
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
-def test_every_parameter_of_the_official_client_is_honoured_or_refused_by_name() -> None:
-    names = {*ResponseCreateParamsBase.__annotations__, "stream"}
+def test_every_parameter_of_the_official_client_and_its_beta_is_honoured_or_refused_by_name() -> None:
+    names = {*ResponseCreateParamsBase.__annotations__, *BetaCreateParams.__annotations__, "stream"}
     assert len(names) > 30
     assert names - PARAMETERS.keys() - REFUSED.keys() == {"input", "tools", "tool_choice"}
 
 
 @pytest.mark.parametrize("window", ["soonest", "2h", "8h"])
-def test_a_background_response_may_be_given_hours(window: str) -> None:
+def test_a_background_response_can_have_a_timeout_of_hours(window: str) -> None:
     request = parse({"input": "Hi", "background": True, "background_options": {"completion_window": window}})
     assert request.background
     assert "background_options" not in request.extra
 
 
 @pytest.mark.parametrize("name", sorted({*ResponseCreateParamsBase.__annotations__} - {"input"}))
-def test_null_is_absent(name: str) -> None:
+def test_null_is_treated_as_absent(name: str) -> None:
     assert parse({"input": "Hi", name: None}) == parse({"input": "Hi"})
 
 
@@ -60,9 +62,9 @@ def test_null_is_absent(name: str) -> None:
             "missing_required_parameter",
         ),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": 3}]}]},
             "input[0].content[0].file_id",
-            "unsupported_parameter",
+            "invalid_type",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "ftp://x"}]}]},
@@ -70,9 +72,19 @@ def test_null_is_absent(name: str) -> None:
             "invalid_image_url",
         ),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "http://x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "eA==", "file_id": "file-1"}]}]},
+            "input[0].content[0].file_id",
+            "invalid_value",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "filename": "a"}]}]},
+            "input[0].content[0].file_data",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "ftp://x"}]}]},
             "input[0].content[0].file_url",
-            "unsupported_parameter",
+            "invalid_value",
         ),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
@@ -94,7 +106,7 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "include": ["everything"]}, "include[0]", "invalid_value"),
         ({"input": "x", "metadata": {"k": 1}}, "metadata.k", "invalid_type"),
         ({"input": "x", "reasoning": {"effort": "heroic"}}, "reasoning.effort", "invalid_value"),
-        ({"input": "x", "reasoning": {"mode": "pro"}}, "reasoning.mode", "invalid_value"),
+        ({"input": "x", "reasoning": {"mode": "turbo"}}, "reasoning.mode", "invalid_value"),
         ({"input": "x", "reasoning": {"depth": 1}}, "reasoning.depth", "unknown_parameter"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value"),
         (
@@ -104,7 +116,6 @@ def test_null_is_absent(name: str) -> None:
         ),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"input": "x", "tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name", "invalid_value"),
-        ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"input": "x", "tools": [{"type": "wand"}]}, "tools[0].type", "invalid_value"),
         ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content", "missing_required_parameter"),
         ({"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}, "input[0]", "invalid_value"),
@@ -123,6 +134,23 @@ def test_null_is_absent(name: str) -> None:
         (
             {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]},
             "input[0].input",
+            "missing_required_parameter",
+        ),
+        ({"input": [{"type": "configuration_update"}]}, "input[0].reasoning", "missing_required_parameter"),
+        ({"input": [{"type": "configuration_update", "text": None}]}, "input[0].reasoning", "missing_required_parameter"),
+        (
+            {"input": [{"type": "configuration_update", "reasoning": {"effort": "huge"}}]},
+            "input[0].reasoning.effort",
+            "invalid_value",
+        ),
+        (
+            {"input": [{"type": "configuration_update", "reasoning": {"summary": "auto"}}]},
+            "input[0].reasoning.summary",
+            "unknown_parameter",
+        ),
+        (
+            {"input": [{"type": "configuration_update", "text": {"format": {"type": "json_schema", "name": "x"}}}]},
+            "input[0].text.format.schema",
             "missing_required_parameter",
         ),
         ({"input": [{"type": "custom_tool_call_output", "call_id": "c"}]}, "input[0].output", "missing_required_parameter"),
@@ -187,9 +215,17 @@ def test_null_is_absent(name: str) -> None:
             "invalid_value",
         ),
         ({"input": "x", "tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+        *(  # malformed tools do not hide a choice that is never valid
+            ({"input": "x", "tools": [{"type": "function", "function": {}}, 1], "tool_choice": choice}, param, code)
+            for choice, param, code in (
+                ("invalid_choice", "tool_choice", "invalid_value"),
+                (1, "tool_choice", "invalid_type"),
+                ({}, "tool_choice.type", "missing_required_parameter"),
+                ({"type": "wand"}, "tool_choice.type", "invalid_value"),
+            )
+        ),
         ({"input": "x", "conversation": "c1"}, "conversation", "invalid_value"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id", "mutually_exclusive_parameters"),
-        ({"input": "x", "background": True, "store": False}, "background", "unsupported_parameter"),
         ({"input": "x", "background_options": "2h"}, "background_options", "invalid_type"),
         ({"input": "x", "background_options": {"speed": 1}}, "background_options.speed", "unknown_parameter"),
         (
@@ -214,16 +250,44 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "messages": []}, "messages", "unsupported_parameter"),
         ({"input": "x", "max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"input": "x", "n": 2}, "n", "unsupported_parameter"),
+        ({"input": "x", "multi_agent": {"enabled": True}}, "multi_agent", "unsupported_parameter"),
+        ({"input": "x", "betas": ["responses_multi_agent=v1"]}, "betas", "unsupported_parameter"),
+        *(
+            ({"input": [{"type": kind, "id": "x_1"}]}, "input[0].type", "unsupported_parameter")
+            for kind in ("agent_message", "multi_agent_call", "multi_agent_call_output")
+        ),
+        (
+            {"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools[0].function",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": "x", "text": {"format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}}},
+            "text.format.json_schema",
+            "unsupported_parameter",
+        ),
+        ({"input": [{"role": "tool", "tool_call_id": "c", "content": "42"}]}, "input[0].role", "unsupported_parameter"),
+        (
+            {"input": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]},
+            "input[0].tool_calls",
+            "unsupported_parameter",
+        ),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str, code: str) -> None:
+def test_errors_name_the_path_of_the_invalid_value(body: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(body)
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
     assert param in raised.value.message
 
 
-def test_more_than_the_bounds_is_refused() -> None:
+@pytest.mark.parametrize("mode", ["standard", "pro"])
+def test_every_reasoning_mode_is_treated_as_the_standard_mode(mode: str) -> None:
+    request = parse({"input": "x", "reasoning": {"mode": mode, "effort": "high"}})
+    assert request.reasoning == {"mode": "standard", "effort": "high"}
+
+
+def test_values_above_the_limits_are_refused() -> None:
     with pytest.raises(BadRequest, match="array too long"):
         parse({"input": [{"role": "user", "content": "x"}] * (MAX_ITEMS + 1)})
     with pytest.raises(BadRequest, match="too many tools"):
@@ -248,30 +312,30 @@ LISTED = {"name": "t", "input_schema": {}}
     ],
     ids=["tools", "additional_tools", "tool_search_output", "mcp_list_tools", "many items"],
 )
-def test_tools_count_wherever_they_stand(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_counted_wherever_they_appear(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"input": "x", **body}
-    monkeypatch.setattr(checks, "MAX_TOOLS", 4)
+    monkeypatch.setattr(json_limits, "MAX_TOOLS", 4)
     parse(body)
-    monkeypatch.setattr(checks, "MAX_TOOLS", 3)
+    monkeypatch.setattr(json_limits, "MAX_TOOLS", 3)
     with pytest.raises(BadRequest, match=r"too many tools. Expected at most 3, .* but got 4") as caught:
         parse(body)
     assert (caught.value.param, caught.value.code) == ("tools", "array_above_max_length")
 
 
-def test_a_choice_allows_no_more_tools_than_a_request_may_have() -> None:
+def test_a_choice_allows_at_most_as_many_tools_as_a_request_may_have() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}] * (MAX_TOOLS + 1)}
     with pytest.raises(BadRequest, match="array too long") as caught:
         parse({"input": "x", "tools": [TOOL], "tool_choice": choice})
     assert caught.value.param == "tool_choice.tools"
 
 
-def test_what_the_reference_does_not_know_goes_to_the_upstream_as_it_is() -> None:
+def test_unknown_parameters_are_forwarded_unchanged() -> None:
     extra = {"top_k": 5, "seed": 1, "stop": ["x"], "chat_template_kwargs": {"a": None}, "priority": -1}
     request = parse({"input": "Hi", **extra, "client_metadata": {"a": 1}, "request_id": "r", "min_p": None})
     assert request.extra == extra
 
 
-def test_what_the_official_client_gave_may_come_back_with_all_its_nulls() -> None:
+def test_items_of_the_official_client_can_be_sent_back_with_all_nulls() -> None:
     text = ResponseOutputText(type="output_text", text="Hm", annotations=[], logprobs=None)
     items = [
         ResponseReasoningItem(id="rs_1", type="reasoning", summary=[]),
@@ -285,14 +349,15 @@ def test_what_the_official_client_gave_may_come_back_with_all_its_nulls() -> Non
     assert all(value is not None for item in parsed for value in item.values())
 
 
-def test_every_item_of_the_official_client_is_taken_or_refused_by_name() -> None:
-    types = [get_type_hints(member)["type"] for member in get_args(ResponseInputItemParam)]
+def test_every_item_of_the_official_client_and_its_beta_is_accepted_or_refused_by_name() -> None:
+    assert len(get_args(BetaResponseInputItemParam)) > len(get_args(ResponseInputItemParam))
+    types = [get_type_hints(member)["type"] for member in get_args(BetaResponseInputItemParam)]
     kinds = {str(get_args(get_args(one)[0] if type(None) in get_args(one) else one)[0]) for one in types}
     assert len(kinds) > 30
     assert kinds == ITEMS.keys() | NOT_SERVED
 
 
-def test_what_was_not_set_is_echoed_as_the_reference_has_it() -> None:
+def test_unset_parameters_are_echoed_with_the_defaults_of_the_reference() -> None:
     request = parse({"input": "Hi", "tools": [{"type": "function", "name": "f"}]})
     document = create(request, response_id="resp_1", model="m", created_at=1)
     assert document["tools"] == [{"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}]
@@ -301,13 +366,13 @@ def test_what_was_not_set_is_echoed_as_the_reference_has_it() -> None:
     assert (document["parallel_tool_calls"], document["tool_choice"], document["truncation"]) == (True, "auto", "disabled")
 
 
-def test_the_tier_and_the_cache_options_that_were_asked_for_are_echoed() -> None:
+def test_the_requested_service_tier_and_cache_options_are_echoed() -> None:
     asked = {"service_tier": "flex", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}
     document = create(parse({"input": "Hi", **asked}), response_id="resp_1", model="m", created_at=1)
     assert {name: document[name] for name in asked} == asked
 
 
-def test_a_phase_is_kept_on_the_item_that_has_one() -> None:
+def test_the_phase_of_an_item_is_kept() -> None:
     items = [
         {"role": "assistant", "content": "Hm", "phase": "commentary"},
         {"role": "assistant", "content": "Hi", "phase": None},
@@ -316,11 +381,11 @@ def test_a_phase_is_kept_on_the_item_that_has_one() -> None:
     assert "phase" not in parse({"input": items}).items[1]
 
 
-def test_a_bare_string_is_a_message_of_the_user() -> None:
+def test_a_string_as_input_is_a_user_message() -> None:
     assert parse({"input": "Hi"}).items == [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
     ]
 
 
-def test_an_item_with_an_id_alone_is_a_reference() -> None:
+def test_an_item_with_only_an_id_is_a_reference() -> None:
     assert parse({"input": [{"id": "msg_1"}]}).items == [{"type": "item_reference", "id": "msg_1"}]

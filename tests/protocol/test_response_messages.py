@@ -1,4 +1,4 @@
-"""vLLM's `input_messages`, `output_messages` and `previous_input_messages`, with openai_harmony as the judge."""
+"""vLLM's `input_messages`, `output_messages` and `previous_input_messages`, checked with openai_harmony."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from openai_harmony import DeveloperContent, Message, SystemContent  # type: ignore[import-untyped]
 
 from responses_mw.errors import BadRequest, UpstreamError
-from responses_mw.protocol.chat.dialects import VLLM
 from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.dialects import VLLM
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_previous
 from responses_mw.protocol.request.tools import offered
@@ -53,7 +53,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def given(items: Sequence[dict[str, Any]] = (), own: Sequence[OfferedFunction] = (), **request: Any) -> list[dict[str, Any]]:
-    """`input_messages` of a request to gpt-oss, which stands on `items`."""
+    """Return the `input_messages` of a request to gpt-oss with the history `items`."""
     parsed = parse({"model": "gpt-oss-20b", "input": "Hi", **request})
     functions = [*offered(parsed.tools, parsed.items), *own]
     chat = to_chat(parsed, [*items, *parsed.items], VLLM, model="gpt-oss-20b", offered=functions)
@@ -61,7 +61,7 @@ def given(items: Sequence[dict[str, Any]] = (), own: Sequence[OfferedFunction] =
 
 
 def read(messages: list[dict[str, Any]]) -> list[Message]:
-    """The messages, as Harmony's own library reads them back; and under `author` is the same."""
+    """Return the messages as Harmony's own library parses them. Check that `author` gives the same."""
     through_json = orjson.loads(orjson.dumps(messages))
     for message in through_json:
         assert message["author"] == {name: message[name] for name in ("role", "name") if name in message}
@@ -79,7 +79,7 @@ def text(message: Message) -> str:
 # -- Harmony -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_input_begins_with_what_the_system_and_the_developer_say() -> None:
+def test_the_input_begins_with_the_system_and_developer_messages() -> None:
     messages = read(given(instructions="Be short.", tools=[GET_HOROSCOPE], reasoning={"effort": "low"}))
     assert heads(messages) == [("system", None, None), ("developer", None, None), ("user", None, None)]
     system, developer = messages[0].content[0], messages[1].content[0]
@@ -94,7 +94,7 @@ def test_the_input_begins_with_what_the_system_and_the_developer_say() -> None:
     assert text(messages[2]) == "Hi"
 
 
-def test_without_instructions_and_functions_the_developer_says_nothing() -> None:
+def test_there_is_no_developer_message_without_instructions_and_functions() -> None:
     assert heads(read(given())) == [("system", None, None), ("user", None, None)]
 
 
@@ -105,7 +105,7 @@ def test_without_instructions_and_functions_the_developer_says_nothing() -> None
         CallForm(item="mcp_call", members={"server_label": "code_interpreter", "name": "x"}, served=True),
     ],
 )
-def test_the_built_in_python_needs_no_developer(form: CallForm) -> None:
+def test_the_built_in_python_tool_needs_no_developer_message(form: CallForm) -> None:
     own = OfferedFunction({"name": "python", "parameters": {}}, form)
     messages = read(given(own=[own], instructions="Use Python."))
     assert heads(messages) == [("system", None, None), ("user", None, None)]
@@ -113,7 +113,7 @@ def test_the_built_in_python_needs_no_developer(form: CallForm) -> None:
     assert messages[0].content[0].model_identity == "Use Python."
 
 
-def test_an_earlier_call_and_its_result_are_for_and_from_the_function() -> None:
+def test_an_earlier_call_and_its_result_name_the_function_as_recipient_and_author() -> None:
     output = {"id": "fco_1", "type": "function_call_output", "call_id": "call_1", "output": "An otter."}
     messages = read(given([said("Wait."), CALL, output], tools=[GET_HOROSCOPE]))
     assert heads(messages)[2:] == [
@@ -136,7 +136,7 @@ def test_the_output_has_a_channel_for_each_kind_of_text() -> None:
     assert heads(read(harmony_output([REASONING, said("Hello")])))[1] == ("assistant", "final", None)
 
 
-def test_code_that_was_run_stands_with_what_it_printed_on_the_channel_of_analysis() -> None:
+def test_executed_code_and_its_output_are_on_the_analysis_channel() -> None:
     interpreter = {"id": "ci_1", "type": "code_interpreter_call", "status": "completed", "code": "print(1)", "outputs": None}
     tool = {
         "id": "mcp_1",
@@ -153,7 +153,7 @@ def test_code_that_was_run_stands_with_what_it_printed_on_the_channel_of_analysi
         assert (messages[1].author.name, text(messages[0]), text(messages[1])) == ("python", "print(1)", "1")
 
 
-def test_calls_of_other_servers_are_named_by_them() -> None:
+def test_calls_of_mcp_tools_are_named_by_their_server() -> None:
     call = {"id": "mcp_1", "type": "mcp_call", "status": "failed", "server_label": "weather", "name": "get"}
     search = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
     messages = read(harmony_output([{**call, "arguments": "{}", "output": None, "error": "No such town."}, search]))
@@ -162,7 +162,7 @@ def test_calls_of_other_servers_are_named_by_them() -> None:
     assert text(messages[1]) == "No such town."
 
 
-def test_a_call_that_was_cut_has_no_result() -> None:
+def test_a_truncated_call_has_no_result() -> None:
     call = {"id": "ci_1", "type": "code_interpreter_call", "status": "incomplete", "code": "pri", "outputs": None}
     assert heads(read(harmony_output([call]))) == [("assistant", "analysis", "python")]
 
@@ -170,7 +170,7 @@ def test_a_call_that_was_cut_has_no_result() -> None:
 # -- the history that its caller kept --------------------------------------------------------------------------------------
 
 
-def test_what_a_response_was_given_and_said_is_the_history_of_the_next() -> None:
+def test_the_input_and_output_of_a_response_are_the_history_of_the_next_response() -> None:
     """vLLM's own test of `previous_input_messages`: one system message, one of the developer, one of the tool."""
     first = given(instructions="Be short.", tools=[GET_HOROSCOPE]) + harmony_output([REASONING, CALL])
     items = parse_previous([*first, RESULT])
@@ -181,7 +181,7 @@ def test_what_a_response_was_given_and_said_is_the_history_of_the_next() -> None
     assert [text(message) for message in second[2:]] == ["Hi", '{"sign":"Aquarius"}', "An otter.", "Go on."]
 
 
-def test_chat_messages_are_a_history_too() -> None:
+def test_chat_messages_are_accepted_as_previous_messages() -> None:
     function = {"name": "f", "arguments": "{}"}
     items = parse_previous(
         [
@@ -196,7 +196,7 @@ def test_chat_messages_are_a_history_too() -> None:
     assert items[2] == {"type": "function_call_output", "call_id": "a", "output": "4"}
 
 
-def test_code_is_a_functions_argument_again() -> None:
+def test_executed_code_in_the_history_becomes_a_function_argument() -> None:
     items = parse_previous(
         [
             {"author": {"role": "assistant"}, "content": "print(1)", "recipient": "python", "channel": "analysis"},
@@ -207,7 +207,7 @@ def test_code_is_a_functions_argument_again() -> None:
     assert items[1]["output"] == "1"
 
 
-def test_a_call_whose_result_comes_in_the_input_waits_for_it() -> None:
+def test_a_previous_call_is_sent_only_if_the_input_has_its_result() -> None:
     call = parse_previous(harmony_output([CALL]))
     output = {"type": "function_call_output", "call_id": "call_1", "output": "An otter."}
     chat = to_chat(parse({"input": [output]}), [*call, output], VLLM, model="m")
@@ -230,22 +230,22 @@ def test_a_call_whose_result_comes_in_the_input_waits_for_it() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "previous_input_messages[0].content[0].type"),
         ([{"role": "assistant", "tool_calls": [{}]}], "previous_input_messages[0].tool_calls[0].function"),
         (
-            [{"role": "assistant", "tool_calls": [{"id": "c" * 65, "function": {"name": "f"}}]}],
+            [{"role": "assistant", "tool_calls": [{"id": "c" * 70_000, "function": {"name": "f"}}]}],
             "previous_input_messages[0].tool_calls[0].id",
         ),
-        ([{"role": "assistant", "recipient": "python", "call_id": "c" * 65}], "previous_input_messages[0].call_id"),
+        ([{"role": "assistant", "recipient": "python", "call_id": "c" * 70_000}], "previous_input_messages[0].call_id"),
         ([RESULT], "previous_input_messages[0].name"),
         ([{"message": "x", "tokens": [], "type": "raw_message_tokens"}], "previous_input_messages[0].role"),
     ],
 )
-def test_what_is_no_message_is_refused_by_its_place(messages: Any, param: str) -> None:
+def test_invalid_messages_are_refused_with_their_path(messages: Any, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_previous(messages)
     assert caught.value.param == param
 
 
-def test_two_histories_are_one_too_many() -> None:
-    """The text is vLLM's."""
+def test_only_one_of_two_histories_can_be_parsed() -> None:
+    """The message of the error is vLLM's."""
     parse({"previous_input_messages": [], "previous_response_id": "resp_1"})
     with pytest.raises(BadRequest, match="Only one of `previous_input_messages` and `previous_response_id` can be set"):
         parse({"previous_input_messages": [RESULT], "previous_response_id": "resp_1"})
@@ -261,7 +261,7 @@ def turn(*chunks: dict[str, Any], messages: Sequence[dict[str, Any]] = ()) -> Ra
     return raw
 
 
-def test_vllm_tells_the_prompt_and_the_tokens() -> None:
+def test_the_prompt_and_tokens_that_vllm_reports_are_returned() -> None:
     first = {**scripted.text(""), "prompt_text": "<|im_start|>Hi", "prompt_token_ids": [7, 8]}
     more = [scripted.reasoning("Hm. "), scripted.text("Hel"), scripted.text("lo")]
     for number, chunk in enumerate(more):
@@ -272,7 +272,7 @@ def test_vllm_tells_the_prompt_and_the_tokens() -> None:
     assert answer == [{"message": "Hm. Hello", "tokens": [0, 0, 1, 1, 2, 2], "type": "raw_message_tokens"}]
 
 
-def test_of_any_other_server_there_are_the_messages_that_it_got_and_no_tokens() -> None:
+def test_for_other_servers_the_sent_messages_are_returned_without_tokens() -> None:
     sent = [{"role": "user", "content": "Hi"}]
     turns = [turn(*scripted.HELLO, messages=sent)]
     prompt, answer = raw_messages(turns)
@@ -280,7 +280,7 @@ def test_of_any_other_server_there_are_the_messages_that_it_got_and_no_tokens() 
     assert answer == [{"message": "Hello", "tokens": [], "type": "raw_message_tokens"}]
 
 
-def test_later_prompts_stand_between_the_answers() -> None:
+def test_prompts_of_later_turns_are_between_the_answers() -> None:
     turns = [
         turn({**scripted.call("{}", name="f", call_id="a"), "prompt_text": "one"}),
         turn({**scripted.text("Four"), "prompt_text": "two"}),
@@ -291,7 +291,7 @@ def test_later_prompts_stand_between_the_answers() -> None:
 
 
 @pytest.mark.parametrize("ids", ["7", {"a": 1}, [1.5], ["7"], [True]])
-def test_tokens_that_are_no_numbers_are_the_upstreams_fault(ids: Any) -> None:
+def test_tokens_that_are_no_numbers_are_an_upstream_error(ids: Any) -> None:
     with pytest.raises(UpstreamError):
         turn({**scripted.text("x"), "prompt_token_ids": ids})
 
@@ -299,11 +299,11 @@ def test_tokens_that_are_no_numbers_are_the_upstreams_fault(ids: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "expected"), [("openai/gpt-oss-20b", True), ("GPT_OSS", True), ("qwen3-8b", False), ("my-alias", False)]
 )
-def test_harmony_is_told_by_the_models_name(model: str, expected: bool) -> None:
+def test_harmony_is_recognized_by_the_models_name(model: str, expected: bool) -> None:
     assert is_harmony(model) is expected
 
 
-def test_harmony_is_told_by_the_prompt_under_any_name() -> None:
+def test_harmony_is_recognized_by_the_prompt_whatever_the_models_name() -> None:
     assert is_harmony("my-alias", [turn({**scripted.text(""), "prompt_token_ids": [200006, 17360]})])
 
 
@@ -311,8 +311,8 @@ def test_harmony_is_told_by_the_prompt_under_any_name() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_document_has_both_lists_from_its_first_event_on(ours: Ours, upstream: ScriptedUpstream) -> None:
-    """vLLM's tests want the members on created and in_progress too, where it has nothing in them yet."""
+async def test_the_document_has_both_lists_from_the_first_event(ours: Ours, upstream: ScriptedUpstream) -> None:
+    """vLLM's tests require the members in `created` and `in_progress` too, where they are still empty."""
     first = {**scripted.text("Hello"), "prompt_text": "<s>Hi", "prompt_token_ids": [1, 2]}
     first["choices"][0]["token_ids"] = [5]
     upstream.stream(first, scripted.finish(), scripted.usage())
@@ -328,7 +328,7 @@ async def test_the_document_has_both_lists_from_its_first_event_on(ours: Ours, u
 
 
 @pytest.mark.anyio
-async def test_tokens_are_counted_where_chunks_differ_in_their_text_alone(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_tokens_are_collected_from_chunks_that_differ_only_in_their_text(ours: Ours, upstream: ScriptedUpstream) -> None:
     pieces = [scripted.text(word) for word in ("tick", "tock", "tick", "tock")]
     for piece in pieces:
         piece["choices"][0]["token_ids"] = [9]
@@ -338,8 +338,8 @@ async def test_tokens_are_counted_where_chunks_differ_in_their_text_alone(ours: 
 
 
 @pytest.mark.anyio
-async def test_a_history_that_its_caller_kept_goes_on(ours: Ours, upstream: ScriptedUpstream) -> None:
-    """As vLLM's own test of it, for gpt-oss."""
+async def test_a_history_kept_by_the_caller_is_continued(ours: Ours, upstream: ScriptedUpstream) -> None:
+    """This is vLLM's own test for gpt-oss."""
     asked = scripted.call('{"sign":"Aquarius"}', name="get_horoscope", call_id="call_1")
     upstream.stream(scripted.reasoning("Hm."), asked, scripted.finish("tool_calls"))
     body: dict[str, Any] = {"model": "gpt-oss-20b", "tools": [GET_HOROSCOPE], "enable_response_messages": True}

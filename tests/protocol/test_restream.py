@@ -1,4 +1,4 @@
-"""The stream of a response that has finished obeys the laws of every stream, and comes to the same response."""
+"""The stream of a finished response obeys the laws of every stream, and gives the same response."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.replay import check
 
 @pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
 @given(data=st.data())
-def test_the_stream_of_a_finished_response_comes_to_that_response(manner: Manner, data: st.DataObject) -> None:
+def test_the_stream_of_a_finished_response_gives_that_response(manner: Manner, data: st.DataObject) -> None:
     options = ResponseOptions(summary=data.draw(st.booleans()))
     response = check(run(render(manner, data.draw(manners.answers), data.draw(manners.cuts())), options))
     assert check(events_of(response)) == response
 
 
-def test_a_response_that_was_cut_or_failed_is_streamed_as_such() -> None:
+def test_an_incomplete_or_failed_response_is_streamed_with_its_status() -> None:
     cut = respond(chunk(content="Hel"), chunk(finish_reason="length"))
     assert check(events_of(cut)) == cut
     failed = check(run([chunk(content="Hel"), {"choices": 1}]))

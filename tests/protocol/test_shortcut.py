@@ -1,4 +1,4 @@
-"""Frames that differ in their text alone are read without parsing, and nobody can tell."""
+"""The fast path for frames that differ only in their text. It returns the same chunks as the parser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _read(frame: bytes) -> bytes:
 
 
 @given(st.lists(st.tuples(MEMBERS, TEXTS, st.integers(0, 1)), max_size=12), st.booleans(), st.booleans())
-def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], spaced: bool, ascii_only: bool) -> None:
+def test_the_fast_path_returns_the_same_chunks_as_the_parser(
+    told: list[tuple[str, str, int]], spaced: bool, ascii_only: bool
+) -> None:
     shortcut = DeltaFastPath()
     for member, text, created in told:
         chunk = _chunk(member, text, created=created)
@@ -52,7 +54,7 @@ def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], s
 
 @pytest.mark.parametrize("member", ["content", "reasoning", "reasoning_content"])
 @pytest.mark.parametrize("spaced", [True, False])
-def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bool) -> None:
+def test_the_fast_path_is_used_from_the_second_frame_on(member: str, spaced: bool) -> None:
     shortcut = DeltaFastPath()
     first = _chunk(member, "Hel")
     shortcut.learn(_frame(first, spaced=spaced), first)
@@ -62,7 +64,7 @@ def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bo
 
 
 @pytest.mark.parametrize("text", ["", 'a "word"', "back\\slash", "line\nbreak", "bell\x07"])
-def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
+def test_a_text_with_json_escapes_is_parsed(text: str) -> None:
     shortcut = DeltaFastPath()
     first = _chunk("content", "Hel")
     shortcut.learn(_frame(first), first)
@@ -80,7 +82,7 @@ def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
     ],
     ids=["cut", "two", "not UTF-8", "control character", "empty"],
 )
-def test_what_is_not_one_whole_valid_frame_takes_the_long_way(read: bytes) -> None:
+def test_data_that_is_not_one_complete_valid_frame_is_parsed(read: bytes) -> None:
     shortcut = DeltaFastPath()
     first = _chunk("content", "Hel")
     shortcut.learn(_frame(first), first)
@@ -105,20 +107,20 @@ def test_what_is_not_one_whole_valid_frame_takes_the_long_way(read: bytes) -> No
         {"choices": [{"delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}},
     ],
 )
-def test_a_chunk_that_tells_more_than_a_text_teaches_nothing(chunk: dict[str, Any]) -> None:
+def test_a_chunk_with_more_than_a_text_is_no_template(chunk: dict[str, Any]) -> None:
     shortcut = DeltaFastPath()
     shortcut.learn(_frame(chunk), chunk)
     assert shortcut.text(_frame(chunk)) is None
 
 
-def test_a_member_that_occurs_twice_teaches_nothing() -> None:
+def test_a_chunk_with_a_duplicate_member_is_no_template() -> None:
     shortcut = DeltaFastPath()
     chunk = _chunk("content", "x", message={"content": "x"})
     shortcut.learn(_frame(chunk), chunk)
     assert shortcut.text(_frame(_chunk("content", "y", message={"content": "x"}))) is None
 
 
-def test_a_server_that_never_repeats_itself_is_given_up() -> None:
+def test_the_fast_path_is_switched_off_for_a_server_whose_frames_never_repeat() -> None:
     shortcut = DeltaFastPath()
     for created in range(20):
         chunk = _chunk("content", "x", created=created)
@@ -145,7 +147,7 @@ def _joined(frames: list[bytes]) -> list[Any]:
 
 
 @given(st.text(st.sampled_from(_CHARACTERS), max_size=8), st.sets(st.integers(0, 15)), MEMBERS, st.booleans())
-def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int], member: str, upper: bool) -> None:
+def test_text_split_between_code_units_is_joined(text: str, cuts: set[int], member: str, upper: bool) -> None:
     frames = [json.dumps(_chunk(member, piece)).encode() for piece in _cut(text, cuts)]
     if upper:
         frames = [re.sub(rb"ud[89a-f]..", lambda half: b"u" + half[0][1:].upper(), frame) for frame in frames]
@@ -153,14 +155,14 @@ def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int]
 
 
 @given(_HALVES, st.sets(st.integers(0, 15)))
-def test_each_half_that_stays_alone_is_replaced(text: str, cuts: set[int]) -> None:
+def test_each_unpaired_half_of_a_character_is_replaced(text: str, cuts: set[int]) -> None:
     frames = [json.dumps({"delta": piece, "logprobs": [[piece, "\\"], piece]}).encode() for piece in _cut(text, cuts)]
     told = _joined(frames)
     assert "".join(chunk["delta"] for chunk in told) == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert len(told) == len(frames)
 
 
-def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() -> None:
+def test_half_a_character_delays_chunks_without_text_only_briefly() -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
     empty = b'{"choices":[{"delta":{"content":""}}]}'
@@ -181,7 +183,7 @@ def test_half_a_character_does_not_hold_back_the_chunks_without_text_for_long() 
         {"type": "keepalive"},
     ],
 )
-def test_a_chunk_without_text_does_not_part_the_halves_of_a_character(between: dict[str, Any]) -> None:
+def test_a_chunk_without_text_does_not_separate_the_halves_of_a_character(between: dict[str, Any]) -> None:
     cut = [{"choices": [{"delta": {"content": half}}]} for half in ("a\ud83d", "\ude00b")]
     told = _joined([json.dumps(chunk).encode() for chunk in (cut[0], between, cut[1])])
     assert told == [{"choices": [{"delta": {"content": "a"}}]}, between, {"choices": [{"delta": {"content": "\U0001f600b"}}]}]
@@ -198,7 +200,7 @@ def test_a_chunk_without_text_does_not_part_the_halves_of_a_character(between: d
         rb'{"type":"response.incomplete","response":{"output_text":"a\ud83d"}}',
     ],
 )
-def test_half_a_character_does_not_hold_back_the_end_of_the_answer(frame: bytes) -> None:
+def test_half_a_character_does_not_delay_the_end_of_the_answer(frame: bytes) -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
     whole = frame.replace(rb"\ud83d", rb"\ufffd")
@@ -206,7 +208,7 @@ def test_half_a_character_does_not_hold_back_the_end_of_the_answer(frame: bytes)
     assert not halves.is_holding
 
 
-def test_half_a_character_holds_back_its_chunk_only_until_the_next_one() -> None:
+def test_half_a_character_delays_its_chunk_only_until_the_next_chunk() -> None:
     halves = SurrogateHalves()
     assert halves.feed(rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}') == []
     assert halves.is_holding
@@ -228,7 +230,7 @@ _FORMS = [PLAIN, ResponseOptions(summary=True), ResponseOptions(open_reasoning=T
 
 
 @given(st.lists(st.tuples(MEMBERS, _PLAIN_TEXTS) | _OTHERS, max_size=12), st.sampled_from(_FORMS))
-def test_a_delta_made_from_bytes_is_the_one_that_is_encoded(told: list[Any], options: ResponseOptions) -> None:
+def test_a_delta_built_from_bytes_equals_the_encoded_event(told: list[Any], options: ResponseOptions) -> None:
     quick, plain = assembler(options), assembler(options)
     frames, events = encode(quick.start()), plain.start()
     for one in told:
@@ -241,7 +243,7 @@ def test_a_delta_made_from_bytes_is_the_one_that_is_encoded(told: list[Any], opt
     assert frames + encode(quick.terminal()) == encode(events + plain.terminal())
 
 
-def test_only_a_text_that_continues_the_open_one_takes_the_short_way() -> None:
+def test_only_a_text_that_continues_the_open_text_uses_the_fast_path() -> None:
     assembling = assembler()
     assert assembling.delta(("content", "Hel")) is None
     assembling.feed(("content", "Hel"))

@@ -1,4 +1,4 @@
-"""The rules of an event stream, and what servers make of them."""
+"""Decoding and encoding of event streams, including unusual ones of real servers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,24 @@ def decode(*reads: bytes) -> list[bytes]:
         (b"data: a\n\ndata: [DONE]", [b"a", sse.DONE]),  # the stream ends without a line end
         (b"data: a\n", [b"a"]),
         (b"data: a\r", [b"a"]),
-        (b'error: {"message": "boom"}\n\n', [b'{"error": {"message": "boom"}}']),  # llama.cpp before September 2025
+        (b'error: {"message": "boom"}\n\n', [b'{"error":{"message": "boom"}}']),  # llama.cpp before September 2025
+        (b"error: boom\n\n", [b'{"error":"boom"}']),
+        (b"event: error\n: no image\n\ndata: a\n\n", [b'{"object":"error","error":"no image"}', b"a"]),  # Dynamo
+        (b"event:Error\r\n:a\r\n: b\r\n\r\n", [b'{"object":"error","error":"a\\nb"}']),
+        (b"event: error\n\n", [b'{"object":"error","error":""}']),
+        (b'event: error\ndata: {"message": "boom"}\n\n', [b'{"object":"error","error":{"message": "boom"}}']),
+        (b"event: error\n: c\ndata: boom\n\n", [b'{"object":"error","error":"boom"}']),
+        (b"event: error\ndata: 5\n\n", [b'{"object":"error","error":"5"}']),
+        (b'{"error": 1}\ndata: [DONE]\n\n', [b'{"error": 1}', sse.DONE]),
+        (b'data: a\n{"error": 1}\n{"b": 2}\n\n', [b"a", b'{"error": 1}', b'{"b": 2}']),
+        (b'  {\n  "error": {\n  }\n}\n\ndata: a\n\n', [b'{\n  "error": {\n  }\n}', b"a"]),
+        (b"Bad gateway: {\n\ndata: a\n\n", [b"a"]),
         (b"", []),
         (b"\n\n", []),
         ("data: Größe 🙂\n\n".encode(), ["Größe 🙂".encode()]),
     ],
 )
-def test_a_stream_gives_the_data_of_its_frames(stream: bytes, frames: list[bytes]) -> None:
+def test_a_stream_is_decoded_to_the_data_of_its_frames(stream: bytes, frames: list[bytes]) -> None:
     assert decode(stream) == frames
     assert decode(*(stream[n : n + 1] for n in range(len(stream)))) == frames
 
@@ -60,7 +71,7 @@ noise = st.sampled_from([b"", b":", b": ping", b"event: x", b"id: 1", b"retry: 1
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any),
     bom=st.booleans(),
 )
-def test_frames_do_not_depend_on_line_ends_or_on_where_the_bytes_were_cut(
+def test_frames_do_not_depend_on_line_ends_or_packet_boundaries(
     frames: list[tuple[bytes, list[bytes]]], ends: list[bytes], lengths: list[int], bom: bool
 ) -> None:
     lines: list[bytes] = []
@@ -82,18 +93,18 @@ def test_frames_do_not_depend_on_line_ends_or_on_where_the_bytes_were_cut(
         assert decode(stream) == expected
 
 
-def test_an_empty_read_between_cr_and_lf_ends_no_line_twice() -> None:
+def test_an_empty_read_between_cr_and_lf_does_not_end_the_line_twice() -> None:
     assert decode(b"data: a\r", b"", b"\ndata: b\r\n\r\n") == [b"a\nb"]
 
 
-def test_what_was_flushed_is_gone() -> None:
+def test_flushed_data_is_not_returned_again() -> None:
     decoder = SSEDecoder()
     decoder.feed(b"data: a")
     assert decoder.flush() == [b"a"]
     assert decoder.flush() == []
 
 
-def test_a_frame_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_FRAME", 10)
     decoder = SSEDecoder()
     assert decoder.feed(b"data: " + b"x" * 20 + b"\n\n") == [b"x" * 20]
@@ -101,6 +112,6 @@ def test_a_frame_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         decoder.feed(b"data: 12345")
 
 
-def test_a_frame_of_ours_is_read_back() -> None:
+def test_an_encoded_event_can_be_decoded() -> None:
     assert sse.frame("response.created", b"{}") == b"event: response.created\ndata: {}\n\n"
     assert decode(sse.frame("response.created", b"{}") + sse.KEEP_ALIVE + sse.DONE_FRAME) == [b"{}", sse.DONE]

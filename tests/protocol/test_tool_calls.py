@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
+from responses_mw.protocol.chat.call_names import OfferedNames
 from responses_mw.protocol.chat.tool_calls import MAX_CALLS, ToolCalls
 from responses_mw.protocol.tool_kinds.form import parse_arguments
 
@@ -24,25 +26,38 @@ texts = st.dictionaries(st.sampled_from("ab"), values).map(lambda value: orjson.
 
 
 @given(text=texts, cuts=st.lists(st.integers(0, 40)), rest=st.sampled_from(["", "", " \n", "}", "{}", "x"]))
-def test_arguments_are_whole_as_soon_as_they_are_an_object_however_they_are_cut(text: str, cuts: list[int], rest: str) -> None:
-    text += rest
-    calls = ToolCalls()
+def test_arguments_are_complete_as_soon_as_they_are_an_object_however_they_are_split(
+    text: str, cuts: list[int], rest: str
+) -> None:
+    assume(not any(text[end:].strip() and parse_arguments(text[:end]) is not None for end in range(len(text))))
+    calls = ToolCalls(OfferedNames())
     calls.feed({"index": 0, "function": {"name": "f"}})
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for begin, end in itertools.pairwise(places):
-        calls.feed({"index": 0, "function": {"arguments": text[begin:end]}})
-        assert calls.calls[0].is_whole() == (parse_arguments(text[:end]) is not None)
+    pieces = [text[begin:end] for begin, end in _cuts(text, cuts)]
+    so_far = ""
+    for piece in pieces:
+        assume(not (so_far and piece.startswith(so_far)))  # a repetition
+        calls.feed({"index": 0, "function": {"arguments": piece}})
+        so_far += piece
+        assert calls.calls[0].is_whole() == bool(parse_arguments(so_far))
+    if parse_arguments(text):
+        calls.feed({"index": 0, "function": {"arguments": rest}})
+        assert calls.calls[0].is_whole()
+        assert calls.calls[0].arguments == text.rstrip()
 
 
-def test_an_index_may_be_any_number() -> None:
-    calls = ToolCalls()
+def _cuts(text: str, cuts: list[int]) -> Iterator[tuple[int, int]]:
+    return itertools.pairwise(sorted({0, len(text), *(cut for cut in cuts if cut < len(text))}))
+
+
+def test_the_index_of_a_call_can_be_any_number() -> None:
+    calls = ToolCalls(OfferedNames())
     for index in (10**9, 2**63, -1, 10**9):
         calls.feed({"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": "1"}})
     assert [call.arguments for call in calls.calls] == ["11", "1", "1"]
 
 
-def test_a_turn_has_only_so_many_calls() -> None:
+def test_the_number_of_calls_in_a_turn_is_limited() -> None:
     fragments = [{"index": index, "function": {"name": "f"}} for index in range(MAX_CALLS + 1)]
-    assert len(ToolCalls().feed(fragments[:-1])) == MAX_CALLS
+    assert len(ToolCalls(OfferedNames()).feed(fragments[:-1])) == MAX_CALLS
     with pytest.raises(UpstreamError, match="more than 512 calls"):
-        ToolCalls().feed(fragments)
+        ToolCalls(OfferedNames()).feed(fragments)

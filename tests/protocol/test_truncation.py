@@ -1,4 +1,4 @@
-"""`truncation: auto`: what is left is a history, and as much of it as fits."""
+"""`truncation: auto`: the remaining items are a valid history, and as many as fit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.chat.dialects import DIALECTS
 from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.truncation import Truncation, is_kept, truncated
+from responses_mw.protocol.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ IDS = st.sampled_from(["a", "b", "c"])  # few: some models number their calls an
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Item]:
-    """What an assistant says and calls at a time, and what comes of it."""
+    """Draw a message of the assistant with calls, and the results."""
     calls = draw(st.lists(IDS, max_size=3, unique=True))
     said = [reasoning()] * draw(st.integers(0, 1)) + [message("assistant")] * draw(st.integers(0, 0 if calls else 2))
     between = [message(draw(st.sampled_from(["developer", "user"])))] * draw(st.integers(0, 1))
@@ -55,7 +55,7 @@ def steps(draw: st.DrawFn) -> list[Item]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Item]:
-    """What `to_messages` accepts."""
+    """Draw a history that `to_messages` accepts."""
     items: list[Item] = []
     for _ in range(draw(st.integers(0, 6))):
         items += draw(st.lists(st.sampled_from([USER, SYSTEM, DEVELOPER]), max_size=3))
@@ -70,7 +70,7 @@ def ids(items: Sequence[Item]) -> list[str]:
 
 
 @given(histories(), st.integers(0, 40))
-def test_what_is_left_is_a_history_that_every_dialect_takes(items: list[Item], most: int) -> None:
+def test_the_remaining_items_are_a_valid_history_in_every_dialect(items: list[Item], most: int) -> None:
     left = truncated(items, lambda some: len(some) <= most)
     for dialect in DIALECTS.values():
         to_messages(items, dialect)
@@ -78,13 +78,13 @@ def test_what_is_left_is_a_history_that_every_dialect_takes(items: list[Item], m
 
 
 @given(histories(), st.integers(0, 40))
-def test_it_is_idempotent(items: list[Item], most: int) -> None:
+def test_truncating_twice_changes_nothing_more(items: list[Item], most: int) -> None:
     left = truncated(items, lambda some: len(some) <= most)
     assert truncated(left, lambda some: len(some) <= most) == left
 
 
 @given(histories(), st.integers(0, 40))
-def test_order_instructions_the_last_users_message_and_the_last_item_stay(items: list[Item], most: int) -> None:
+def test_the_order_instructions_last_user_message_and_last_item_are_kept(items: list[Item], most: int) -> None:
     left = ids(truncated(items, lambda some: len(some) <= most))
     assert left == [item for item in ids(items) if item in set(left)]
     kept = [item["id"] for item in items if is_kept(item)]
@@ -95,7 +95,7 @@ def test_order_instructions_the_last_users_message_and_the_last_item_stay(items:
 
 
 @given(histories(), st.integers(0, 40))
-def test_nothing_is_dropped_that_need_not_be(items: list[Item], most: int) -> None:
+def test_no_more_is_dropped_than_necessary(items: list[Item], most: int) -> None:
     left = truncated(items, lambda some: len(some) <= most)
     cuts = Truncation(items)
     tried = [cuts.without(number) for number in range(len(cuts) + 1)]
@@ -105,7 +105,7 @@ def test_nothing_is_dropped_that_need_not_be(items: list[Item], most: int) -> No
 
 
 @given(histories(), st.integers(0, 40))
-def test_a_call_and_its_output_go_together(items: list[Item], most: int) -> None:
+def test_a_call_and_its_output_are_dropped_together(items: list[Item], most: int) -> None:
     left = truncated(items, lambda some: len(some) <= most)
     for call_id in "abc":
         of_it = [item["type"] for item in left if item.get("call_id") == call_id]
@@ -162,15 +162,15 @@ def test_a_call_and_its_output_go_together(items: list[Item], most: int) -> None
         ),
     ],
 )
-def test_where_nothing_fits_the_least_is_left(items: list[dict[str, Any]], least: list[dict[str, Any]]) -> None:
+def test_if_nothing_fits_only_the_required_items_are_kept(items: list[dict[str, Any]], least: list[dict[str, Any]]) -> None:
     assert truncated(items, lambda _: False) == least
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_history_that_fits_is_unchanged() -> None:
     items = [USER, ASSISTANT, USER]
     assert truncated(items, lambda _: True) == items
 
 
-def test_the_oldest_go_first() -> None:
+def test_the_oldest_items_are_dropped_first() -> None:
     items = [message("user", "1"), ASSISTANT, message("user", "2"), ASSISTANT, message("user", "3")]
     assert truncated(items, lambda some: len(some) <= 3) == items[2:]

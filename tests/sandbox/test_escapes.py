@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -362,7 +363,7 @@ threading.Thread(target=start).start()
 """
     assert (await sandbox.run(code))["ended"] is None
     known = await until_descendants(sandbox, 3)
-    [started, *_] = set(await until_descendants(sandbox, 4)).difference(known)
+    [started, *_] = set(await until_descendants(sandbox, len(known) + 1)).difference(known)
     with anyio.fail_after(20):
         while await anyio.Path(f"/proc/{started}/cmdline").read_bytes():  # an exited process has an empty command line
             await anyio.sleep(0.1)
@@ -383,18 +384,17 @@ async def test_huge_results_and_errors_are_truncated(sandbox: Sandbox) -> None:
     assert 100_000 <= len(outcome["error"]) < 110_000
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "while True: pass",
-        "10 ** 10 ** 10",
-        "input_ = open('/dev/zero').read()",
-        DEAF,
-    ],
-)
-async def test_endless_code_is_stopped(hasty: Sandbox, code: str) -> None:
-    outcome = await hasty.run(code)
-    assert outcome["ended"] or outcome["error"].endswith("MemoryError\n")
+async def test_endless_code_is_stopped(hasty: Sandbox) -> None:
+    outcomes = []
+
+    async def run(code: str) -> None:
+        outcomes.append(await hasty.run(code))
+
+    async with anyio.create_task_group() as tasks:  # together, because each takes all the CPU time that it gets for 3 s
+        for code in ("while True: pass", "10 ** 10 ** 10", "input_ = open('/dev/zero').read()", DEAF):
+            tasks.start_soon(run, code)
+    assert len(outcomes) == 4
+    assert all(outcome["ended"] or outcome["error"].endswith("MemoryError\n") for outcome in outcomes)
 
 
 async def test_exceeding_the_cpu_time_kills_the_process_of_the_container(launch: Launch) -> None:
@@ -483,7 +483,7 @@ threading.Thread(target=later).start()
         ("import ctypes\nctypes.string_at(0)", "its process was killed by SIGSEGV"),
         (
             DEEP_IN_C,
-            "its process was killed by SIGSEGV",
+            None if sys.version_info >= (3, 12) else "its process was killed by SIGSEGV",
         ),
         ("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\nos", None),
         ("import json\njson.dumps = lambda *_: 1 / 0", "its process ended with exit status 1"),

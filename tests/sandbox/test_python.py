@@ -51,7 +51,7 @@ async def test_a_traceback_shows_the_cell_but_no_paths_of_the_host(sandbox: Sand
 @pytest.mark.parametrize("code", ["x = = 1", "print('a\n", "\0", "(" * 500])
 async def test_code_that_cannot_be_compiled_is_an_error_of_the_cell(best: Sandbox, code: str) -> None:
     outcome = await best.run(code)
-    assert outcome["error"].splitlines()[-1].startswith(("SyntaxError", "MemoryError"))
+    assert outcome["error"].splitlines()[-1].startswith(("SyntaxError", "MemoryError", "ValueError"))
     assert outcome["ended"] is None
 
 
@@ -100,7 +100,7 @@ async def test_the_text_for_the_model_has_output_result_and_files(best: Sandbox)
 
 
 async def test_a_call_over_the_timeout_is_an_error_that_reports_the_lost_container(hasty: Sandbox) -> None:
-    result = await hasty.call("print('before', flush=True)\nwhile True: pass")
+    result = await hasty.call("import time\nprint('before', flush=True)\ntime.sleep(1000)")
     outcome = result.structured_content
     assert result.is_error
     assert outcome["ended"] == "the call took longer than 3 seconds"

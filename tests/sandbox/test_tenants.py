@@ -191,7 +191,7 @@ async def test_shared_memory_of_others_cannot_be_used_with_an_ipc_namespace_eith
     assert set(await outcomes(best, code)) == {"EPERM"}
 
 
-async def test_what_others_do_with_files_cannot_be_watched(restricted: Sandbox, best: Sandbox) -> None:
+async def test_file_events_caused_by_others_cannot_be_watched(restricted: Sandbox, best: Sandbox) -> None:
     code = f"""
 {CALL}
 import fcntl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -60,7 +61,7 @@ def test_settings_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch)
     for name, value in given.items():
         monkeypatch.setenv(f"RESPONSES_MW_{name}", value)
     settings = Settings()
-    assert settings.upstream.url == "http://vllm:8000"
+    assert settings.upstream.url == ("http://vllm:8000",)
     assert settings.upstream.api_key is not None
     assert settings.upstream.api_key.get_secret_value() == "secret"
     assert (settings.upstream.dialect, settings.upstream.status_grace, settings.server.base_path) == ("vllm", 0.2, "/openai")
@@ -122,6 +123,9 @@ def test_the_middleware_without_settings_reads_the_environment(monkeypatch: pyte
         {"upstream__url": "vllm:8000"},
         {"upstream__url": "ftp://vllm"},
         {"upstream__url": "http://vllm?version=1"},
+        {"upstream__url": "http://token@vllm"},
+        {"upstream__url": "http://:password@vllm"},
+        {"upstream__url": "http://user:password@vllm"},
         {"search__url": "http://searxng/#top"},
         {"upstream__dialect": "klingon"},
         {"server__base_path": "openai"},
@@ -164,13 +168,13 @@ def test_help_groups_the_options_and_shows_the_kind_of_each_value(capsys: pytest
     ]
     assert sections == ["options", *(f"{group} options" for group in groups(Settings))]
     for flag in (
-        "--upstream URL, --upstream.url URL",
         "--upstream.timeout SECONDS",
         "--limits.max-request-bytes SIZE",
         "--server.cors-origins A,B,...",
         "--host ADDRESS",
     ):
         assert f"  {flag} " in told.replace("\n", " ")
+    assert re.search(r"  --upstream( URL)?, --upstream\.url URL\s", told)  # Python 3.13 names the value only once
     for noise in ("null", "False", "SecretStr", "list[", "['"):
         assert noise not in told
 
@@ -320,7 +324,9 @@ def test_a_missing_package_is_reported_with_the_extra_to_install() -> None:
     command = [sys.executable, "-c", hidden, "serve", "--upstream", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "responses-mw serve needs uvicorn: install responses-mw with the extra 'all'"
+    assert done.stderr.splitlines()[-1] == (
+        "responses-mw serve needs uvicorn: install responses-mw with the extra 'all' (in a clone: pip install '.[all]')"
+    )
     assert "Traceback" not in done.stderr
 
 

@@ -72,7 +72,7 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
         headers = {x-key = "secret"}
     """)
     settings = Settings()
-    assert (settings.upstream.url, settings.upstream.forward_headers) == ("http://vllm:8000", ["x-mine"])
+    assert (settings.upstream.url, settings.upstream.forward_headers) == (("http://vllm:8000",), ["x-mine"])
     assert (settings.upstream.timeout, settings.limits.max_request_bytes, settings.limits.streams) == (90, 64 << 20, 3)
     assert settings.state.required is True
     assert settings.auth.secret_keys[0].get_secret_value().startswith("a secret")
@@ -89,7 +89,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM_TIMEOUT", "2")
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM_DIALECT", "sglang")
     settings = Settings(upstream={"dialect": "vllm"})
-    assert (settings.upstream.dialect, settings.upstream.timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
+    assert (settings.upstream.dialect, settings.upstream.timeout, settings.upstream.url) == ("vllm", 2, ("http://nobody",))
     assert settings.state.ttl == 5
     with pytest.raises(AssertionError):  # Redis is unreachable
         run("serve", "--check", "--port=0", "--upstream", url, "--upstream.dialect", "vllm")
@@ -114,14 +114,14 @@ def test_the_middleware_and_create_app_read_the_file(write: Write) -> None:
     async def app(*_: object) -> None: ...
 
     assert ResponsesMiddleware(app).settings.server.base_path == "/llm"
-    assert create_app().settings.upstream.url == "http://vllm:8000"
+    assert create_app().settings.upstream.url == ("http://vllm:8000",)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('[upstream]\nurll = "http://a"', r"upstream\.urll \(did you mean upstream\.url\?\)"),
-        ('[upstreams]\nurl = "http://a"', r"upstreams \(did you mean upstream\?\)"),
+        ('[upstreams]\nurl = "http://a"', r"upstreams must be tables: \[upstreams\.NAME\], or \[upstream\]"),
         ('mode = "exact"\n[cache]\nmood = 1\n[x.y]', r"mode.*cache\.mood.*x"),
         ('config = "other.toml"', "config"),
         ('"upstream.url" = "http://a"', r'"upstream\.url" \(remove the quotes'),
@@ -280,3 +280,8 @@ def test_mcp_servers_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("responses_mw_cache_mode", "exact")
     settings = Settings()
     assert (settings.tools.mcp_servers["a"].url, settings.cache.mode) == ("http://a", "exact")
+
+
+@pytest.mark.parametrize(("text", "size"), [("1Gi", 1024**3), ("1GiB", 1024**3), ("64Ki", 64 * 1024), ("2MB", 2_000_000)])
+def test_a_size_may_have_the_units_of_kubernetes(text: str, size: int) -> None:
+    assert Settings(limits={"memory_bytes": text}).limits.memory_bytes == size

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.state import State, StateOptions, connect
-from tests.support.valkey import Server
+from tests.support.valkey import running_server, starting_servers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from tests.support.valkey import OpenState, Plain
+    from tests.support.valkey import OpenState, Plain, Server
 
 
 @pytest.fixture(scope="session")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An in-memory server shared by all tests that change only its keys."""
-    server = Server(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    yield server
-    server.kill()
+    with running_server(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -57,14 +55,5 @@ def state(open_state: OpenState, valkey: Server, server: Plain) -> State:
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     """Return a function that starts a separate server with options of valkey-server."""
-    servers: list[Server] = []
-
-    def start(*options: str) -> Server:
-        server = Server(tmp_path_factory.mktemp("own"), *options)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
+    with starting_servers(tmp_path_factory) as start:
+        yield start

@@ -44,6 +44,28 @@ async def test_a_cancellation_ends_a_task_while_redis_is_unreachable() -> None:
     await client.aclose()
 
 
+@pytest.mark.parametrize("error", [None, ConnectionError(), TimeoutError()], ids=["reply", "error", "timeout"])
+async def test_a_cancellation_that_a_round_trip_swallowed_is_raised_after_its_end(
+    state: State, error: Exception | None
+) -> None:
+    asking = asyncio.Event()
+
+    async def ask() -> str:
+        asking.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # like `asyncio.wait_for` before Python 3.12
+            if error is not None:
+                raise error from None
+        return "reply"
+
+    task = asyncio.create_task(state.client.round_trip(ask, "GET"))
+    await asking.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
 async def test_a_cancel_scope_ends_the_task_and_catches_the_cancellation(state: State) -> None:
     for steps in range(100):
         async with anyio.create_task_group() as group:

@@ -10,7 +10,7 @@ import pytest
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH, random_part
 from responses_mw.state import Chain, Missing, State
-from responses_mw.state.values import Pointer
+from responses_mw.state.models import Pointer
 from tests.support.stored import ALICE, BOB, address, continued, history, kept, made, respond, turns
 from tests.support.valkey import wire
 

@@ -13,7 +13,7 @@ from responses_mw.state import Conversation, Damaged, Missing, NewerRecord, Over
 from tests.support.stored import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
 
 if TYPE_CHECKING:
-    from responses_mw.state import Item
+    from responses_mw.protocol.types import Item
     from tests.support.valkey import Plain
 
 
@@ -184,12 +184,12 @@ async def test_items_beyond_the_maximum_of_a_conversation_are_refused_and_not_wr
 
 
 async def test_check_room_refuses_a_run_in_a_full_conversation(state: State) -> None:
-    bounded = State(state.client, StateOptions(chain_items=3))
-    conversation_id = await converse(bounded, "a")
+    bounded = State(state.client, StateOptions(chain_items=10))
+    conversation_id = await converse(bounded, "a", "b", "c")
     chain = await bounded.conversations.chain(conversation_id, ALICE)
-    bounded.conversations.check_room(chain, 1)
+    bounded.conversations.check_room(chain, 6)
     with pytest.raises(OverBound, match=conversation_id):
-        bounded.conversations.check_room(chain, 2)
+        bounded.conversations.check_room(chain, 7)
 
 
 async def test_a_conversation_expires_and_a_write_extends_its_time_to_live(state: State, server: Plain) -> None:

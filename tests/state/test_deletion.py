@@ -1,4 +1,4 @@
-"""Deletion erases every text that no stored response needs any more. The tests inspect all keys."""
+"""Deletion erases every text that no stored response needs any longer. The tests inspect all keys."""
 
 from __future__ import annotations
 

@@ -7,14 +7,17 @@ import signal
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from functools import partial
+from hashlib import sha1
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from redis import RedisError
 
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
-from responses_mw.lua import load
+from responses_mw.lua import Script, load
 from responses_mw.state import (
     Batch,
     Chain,
@@ -27,16 +30,21 @@ from responses_mw.state import (
     connect,
     writes,
 )
+from responses_mw.state.client import Client
 from responses_mw.state.schema import Address, conversation_key, response_address, turn_random
 from tests.state.test_conversations import converse, listed, some_items
+from tests.support.garbage import count_of, nothing_left
 from tests.support.paths import ROOT
+from tests.support.servers import PATIENCE
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
 from tests.support.valkey import SURVIVES_A_KILL, wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from tests.support.valkey import OpenState, Plain, Server
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -97,6 +105,7 @@ async def test_a_refused_connection_is_unavailable_immediately() -> None:
         ("MISCONF Errors writing to the AOF file: No space left on device", "it refused a command (MISCONF)"),
         ("ERR unknown command 'FCALL'", "it refused a command"),
         ("ERR max number of clients reached", "it cannot be reached"),
+        ("ERR DB index is out of range", "it has no database with the number in redis.url"),
     ],
 )
 async def test_every_error_of_redis_is_unavailable_with_its_reason(error: str, reason: str) -> None:
@@ -218,10 +227,19 @@ async def test_undoing_a_commit_does_not_remove_a_response_committed_with_anothe
         with pytest.raises(StateUnavailable):
             await hasty.responses.commit(Chain.new(), document, given, ALICE, "second")
         server.signal(signal.SIGCONT)
-        other = await respond(hasty, Chain.new(), "given up later, undone later")
+        other = await patiently(lambda: respond(hasty, Chain.new(), "another"))
         await hasty.writer.aclose()
         assert await history(state, document["id"]) == ["one", "one!"]
-        assert await history(state, other) == ["given up later, undone later", "given up later, undone later!"]
+        assert await history(state, other) == ["another", "another!"]
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `ask`, which is called again until Redis answers in time."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with suppress(StateUnavailable):
+                return await ask()
+            await asyncio.sleep(0.02)
 
 
 async def test_after_a_timeout_calls_fail_immediately_until_redis_responds_again(start: Callable[..., Server]) -> None:
@@ -237,20 +255,23 @@ async def test_after_a_timeout_calls_fail_immediately_until_redis_responds_again
                 await state.responses.get(response, ALICE)
         assert time.monotonic() - before < 10  # instead of 30
         server.signal(signal.SIGCONT)
-        async with asyncio.timeout(60):
-            while True:
-                with suppress(StateUnavailable):
-                    assert (await state.responses.get(response, ALICE)).document["id"] == response
-                    break
-                await asyncio.sleep(0.02)
+        assert (await patiently(lambda: state.responses.get(response, ALICE))).document["id"] == response
 
 
-async def test_a_slow_command_does_not_make_other_commands_fail(open_state: OpenState, valkey: Server, server: Plain) -> None:
-    state = open_state(valkey.url, timeout=0.5)
+async def test_a_slow_command_does_not_make_other_commands_fail(
+    monkeypatch: pytest.MonkeyPatch, open_state: OpenState, valkey: Server, server: Plain
+) -> None:
+    monkeypatch.setattr("responses_mw.state.client.FIRST_PROBE", 60.0)  # a busy machine may answer the first probe late
+    state = open_state(valkey.url)
+
+    async def block() -> list[Any]:
+        async with asyncio.timeout(0.05):  # less than the timeout of the client, which others need
+            return [await state.client.redis.blpop("rmw:none", 60)]
+
     response = await respond(state, Chain.new(), "one")
     for _ in range(3):
-        with pytest.raises(StateUnavailable):
-            await state.client.command("BLPOP", "rmw:none", 60)
+        with pytest.raises(StateUnavailable, match="did not answer in time"):
+            await state.client.round_trip(block, "BLPOP")
         assert (await state.responses.get(response, ALICE)).document["id"] == response
 
 
@@ -289,6 +310,9 @@ async def test_conversation_writes_abandoned_during_a_stall_are_undone(start: Ca
         with pytest.raises(Missing):
             await state.conversations.get(new.id, ALICE)
         assert server_keys(server, new.id) == 1  # the tombstone
+        with server.client() as client:
+            [tombstone] = client.keys(f"rmw:{{{new.id.removeprefix('conv_')}}}:*")
+            assert writes.UNDONE_SECONDS - 300 < client.ttl(tombstone) <= writes.UNDONE_SECONDS
 
 
 async def test_a_conversation_write_that_arrives_after_its_undo_has_no_effect(start: Callable[..., Server]) -> None:
@@ -597,8 +621,93 @@ async def test_an_error_within_a_pipeline_leaves_no_unread_reply(open_state: Ope
         assert await client.pipeline([("GET", key), ("STRLEN", key)]) == [b"a", 1]
 
 
+async def assert_failures_leave_nothing(client: Client) -> None:
+    """Run scripts that the server does not know, that fail and that find a damaged key, and check that all errors are freed."""
+    key = f"{{{random_part()}}}"
+    with suppress(StateUnavailable):
+        await client.command("SET", key, "a")
+    texts = ("return 1", "return redis.call('GET')", "return redis.call('HGET', KEYS[1], 'a')")
+    async with nothing_left(partial(count_of, RedisError, StateUnavailable)):
+        for line, count, contained in product(texts, (1, 2), (False, True)):
+            text = f"{line} -- {key} {count} {contained}"
+            script = Script("any", text, sha1(text.encode()).hexdigest())
+            with suppress(StateUnavailable):
+                await client.scripts(script, [([key], [])] * count, contained=contained)
+
+
+async def test_failed_scripts_leave_nothing_to_the_garbage_collector(open_state: OpenState, valkey: Server) -> None:
+    await assert_failures_leave_nothing(open_state(valkey.url).client)
+    await assert_failures_leave_nothing(open_state(f"redis://127.0.0.1:{free_port()}").client)
+
+
 async def test_a_connection_is_returned_to_the_pool_after_use(open_state: OpenState, valkey: Server) -> None:
     client = open_state(f"{valkey.url}?max_connections=1").client
     for _ in range(3):
         assert await client.command("PING")
         assert "redis_version" in await client.round_trip(client.redis.info, "INFO")
+
+
+class Delays:
+    """A relay to a server. It delays each request of a connection by `seconds`, or discards what is sent on lost connections."""
+
+    def __init__(self, port: int, seconds: float = 0.0) -> None:
+        self._port = port
+        self._seconds = seconds
+        self._lost: set[asyncio.StreamWriter] = set()
+        self._open: set[asyncio.StreamWriter] = set()
+        self.sent_in_vain = 0
+        self.url = ""
+
+    def lose_connections(self) -> None:
+        """Discard everything that is sent on the connections that are open now."""
+        self._lost |= self._open
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upward, downward = await asyncio.open_connection("127.0.0.1", self._port)
+        self._open.add(writer)
+
+        async def ask() -> None:
+            while data := await reader.read(1 << 16):
+                self.sent_in_vain += writer in self._lost
+                await asyncio.sleep(self._seconds)
+                if writer not in self._lost:
+                    downward.write(data)
+
+        asking = asyncio.create_task(ask())
+        asking.add_done_callback(lambda _: downward.close())
+        with suppress(ConnectionError, asyncio.CancelledError):
+            while data := await upward.read(1 << 16):
+                writer.write(data)
+        asking.cancel()
+        writer.close()
+
+
+@asynccontextmanager
+async def relayed(port: int, seconds: float = 0.0) -> AsyncIterator[Delays]:
+    relay = Delays(port, seconds)
+    server = await asyncio.start_server(relay.accept, "127.0.0.1", 0)
+    async with server:
+        relay.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield relay
+
+
+async def test_the_login_of_a_connection_does_not_shorten_the_time_of_its_first_command(valkey: Server) -> None:
+    async with relayed(valkey.port, 1.0) as relay, opened(relay.url, answers_in=1.8) as state:
+        began = time.monotonic()
+        await state.client.command("PING")
+        assert time.monotonic() - began > 1.8
+
+
+async def test_idle_connections_that_were_lost_silently_cost_one_timeout(valkey: Server) -> None:
+    async with relayed(valkey.port) as relay, opened(relay.url, answers_in=1.0) as state:
+        await asyncio.gather(*(state.client.command("PING") for _ in range(8)))
+        relay.lose_connections()
+        with pytest.raises(StateUnavailable, match="did not answer in time"):
+            await state.client.command("PING")
+        async with asyncio.timeout(60):
+            while state.client.away_for:
+                with suppress(StateUnavailable):
+                    await state.client.command("PING")
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*(state.client.command("PING") for _ in range(8)))
+        assert relay.sent_in_vain == 2  # the command, and the first probe

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import redis
 
 from benchmarks.processes import free_port
 from tests.support.scripted import completion
@@ -107,6 +108,32 @@ def test_the_shared_redis_outlives_the_workers_and_ends_with_their_parent(
     until(lambda: not any(temporary.iterdir()))
 
 
+@pytest.mark.parametrize("killed", [0, 1], ids=["redis", "keeper"])
+def test_a_killed_redis_or_keeper_is_started_again(
+    launch: Launch, upstream: ScriptedUpstream, temporary: Path, tmp_path: Path, killed: int
+) -> None:
+    url, _ = launch(RESPONSES_MW_REDIS_DATA_DIR=str(tmp_path))
+    upstream.whole(completion({"content": "Hello"}))
+    response = ask(url, "/responses", BODY)
+
+    def is_stored() -> bool:
+        with httpx.Client(verify=False, trust_env=False, timeout=PATIENCE) as client:
+            return client.get(f"{url}/v1/responses/{response['id']}").status_code == 200
+
+    processes = processes_of(temporary)
+    os.kill(processes[killed], signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+    until(is_stored)
+
+
+def processes_of(temporary: Path) -> tuple[int, int]:
+    """Return the ids of the shared Redis and of its keeper."""
+    [folder] = temporary.iterdir()
+    with redis.Redis(unix_socket_path=str(folder / "socket")) as client:
+        pid = client.info("server")["process_id"]
+    return pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
     """Return the ids of the worker processes, without the resource tracker of multiprocessing."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -131,11 +158,11 @@ _OPENED_BY_A_WORKER = """
 import asyncio, multiprocessing, os, tempfile
 from pathlib import Path
 from responses_mw.errors import StartupError
-from responses_mw.state import embedded
+from responses_mw.state import open_embedded
 
 async def refused():
     try:
-        async with embedded():
+        async with open_embedded():
             pass
     except StartupError as error:
         assert f"{folder} is not a directory that only this user can access" in str(error)

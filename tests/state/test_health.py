@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from responses_mw.app import check_fitness
 from responses_mw.errors import StartupError
+from responses_mw.state_opening import check_fitness
 from tests.support.configured import make_settings
 
 if TYPE_CHECKING:

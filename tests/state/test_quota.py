@@ -11,7 +11,18 @@ import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import Script, load
-from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateOptions, StateUnavailable, connect
+from responses_mw.state import (
+    Batch,
+    Chain,
+    Conversation,
+    Missing,
+    OverQuota,
+    State,
+    StateOptions,
+    StateUnavailable,
+    TakeReason,
+    connect,
+)
 from responses_mw.state.client import Args
 from responses_mw.state.writes import UNSETTLED, Write, Writer
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
@@ -174,7 +185,7 @@ async def test_a_background_response_counts_with_its_log(counting: State, server
     await counting.jobs.create(document, body, [], ALICE, "sealed", start)
     created = await used(counting)
     assert created > 5_000
-    job = (await counting.jobs.take(ids.response, "run", worker="w", lease=5, max_attempts=2)).job
+    job = (await counting.jobs.take(ids.response, TakeReason.RUN, worker="w", lease=5, max_attempts=2)).job
     assert job is not None
     batch = Batch(2, 2, b"data: " + b"y" * 5_000 + b"\n\n")
     for _ in range(2):
@@ -313,7 +324,7 @@ async def test_an_event_log_that_grows_beyond_the_quota_is_refused_but_its_respo
     ids = RunIds()
     document: dict[str, Any] = {"id": ids.response, "status": "queued", "background": True, "output": []}
     await state.jobs.create(document, {}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
-    job = (await state.jobs.take(ids.response, "run", worker="w", lease=5, max_attempts=2)).job
+    job = (await state.jobs.take(ids.response, TakeReason.RUN, worker="w", lease=5, max_attempts=2)).job
     assert job is not None
     await state.jobs.count_log(job, 5_000)
     with pytest.raises(OverQuota):

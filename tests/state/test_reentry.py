@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, State, Taken
+from responses_mw.state import Batch, JobVerdict, State, Taken, TakeReason
 from tests.support.stored import ALICE, BOB, address
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ async def queued(state: State, owner: str = ALICE) -> str:
 
 
 async def settle(state: State, response_id: str) -> Taken:
-    return await state.jobs.take(response_id, "settle", worker="", lease=LEASE, max_attempts=2)
+    return await state.jobs.take(response_id, TakeReason.SETTLE, worker="", lease=LEASE, max_attempts=2)
 
 
 async def claimed(state: State) -> list[str]:
@@ -54,7 +54,7 @@ async def test_a_job_lost_from_the_queue_can_be_restored(state: State, server: P
     grow_old(server, job)
     assert (await state.responses.get(job, ALICE)).lost
     taken = await settle(state, job)
-    assert (taken.verdict, taken.unseen) == ("waiting", ALICE)
+    assert (taken.verdict, taken.unseen) == (JobVerdict.WAITING, ALICE)
     assert await state.queue.restore(job, taken.unseen)
     assert await claimed(state) == [job]
 
@@ -92,12 +92,12 @@ async def test_restored_jobs_take_turns_with_the_jobs_of_other_owners(state: Sta
 async def test_a_job_with_an_expired_lease_and_lost_from_the_queue_can_be_restored(state: State, server: Plain) -> None:
     job = await queued(state)
     assert await claimed(state) == [job]
-    await state.jobs.take(job, "run", worker="w", lease=0.001, max_attempts=2)
+    await state.jobs.take(job, TakeReason.RUN, worker="w", lease=0.001, max_attempts=2)
     lose_queue(server)
     grow_old(server, job)
     await asyncio.sleep(0.01)
     taken = await settle(state, job)
-    assert (taken.verdict, taken.unseen) == ("waiting", ALICE)
+    assert (taken.verdict, taken.unseen) == (JobVerdict.WAITING, ALICE)
     assert await state.queue.restore(job, taken.unseen)
     assert await claimed(state) == [job]
 
@@ -107,4 +107,4 @@ async def test_a_deleted_job_is_not_restored(state: State, server: Plain) -> Non
     grow_old(server, job)
     await state.responses.delete(job, ALICE)
     taken = await settle(state, job)
-    assert (taken.verdict, taken.unseen) == ("missing", "")
+    assert (taken.verdict, taken.unseen) == (JobVerdict.MISSING, "")

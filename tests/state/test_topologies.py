@@ -31,10 +31,18 @@ from responses_mw.state import (
     State,
     StateOptions,
     StateUnavailable,
+    TakeReason,
     connect,
 )
+from responses_mw.state.blocks import StoredBlock
+from responses_mw.state.files import File, new_file_id
 from responses_mw.state.schema import stop_channel
+from responses_mw.state.store_file_records import NewFile
+from responses_mw.state.store_files import new_batch_id, new_generation
+from responses_mw.state.store_keys import Range
+from responses_mw.state.vector_stores import FileCounts, VectorStore, new_store_id
 from tests.state.hearing import assert_heard, subscriber_tasks
+from tests.state.test_failures import assert_failures_leave_nothing
 from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
 from tests.support.ipv6 import needs_ipv6
 from tests.support.paths import ROOT
@@ -47,7 +55,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import OpenState
 
 
-DOCS = (ROOT / "docs" / "state.md").read_text()
+DOCS = (ROOT / "docs" / "operation" / "state.md").read_text()
 
 
 def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
@@ -73,6 +81,10 @@ async def assert_works(state: State) -> None:
         with pytest.raises(Missing):
             await state.responses.get(right, BOB)
         await assert_conversation_works(state, number)
+    for owner in ("a1", "b2", "c3"):
+        await assert_vector_stores_work(state, owner)
+    for owners in (await state.vector_stores.owners(), await state.files.owners()):  # other tests may use the same server
+        assert {"a1", "b2", "c3"} <= set(owners)
 
 
 async def assert_conversation_works(state: State, number: int) -> None:
@@ -87,6 +99,33 @@ async def assert_conversation_works(state: State, number: int) -> None:
     await state.conversations.delete_item(conversation.id, listed[0]["id"], ALICE)
     assert await state.conversations.update(conversation.id, {}, ALICE) == Conversation(conversation.id, 1, {})
     await state.conversations.delete(conversation.id, ALICE)
+
+
+async def assert_vector_stores_work(state: State, owner: str) -> None:
+    """Assert that files can be added to a vector store and to a batch, published, read, described, cancelled and removed."""
+    store, batch, stored = VectorStore(new_store_id(), "handbook", 1, 1), new_batch_id(), state.store_files
+    await state.vector_stores.create(store, owner)
+    ids = [new_file_id() for _ in range(3)]
+    for file_id in ids:
+        await state.files.create(File(file_id, "a.txt", "assistants", 1, 1, None, ""), owner)
+    await stored.attach(store.id, owner, [NewFile(one, "a.txt", {}, {}) for one in ids], new_generation(), batch)
+    files = [await stored.get(store.id, owner, file_id) for file_id in ids]
+    assert await stored.publish(files[0], owner, StoredBlock("builtin", 2, ["a"], [0], bytes(4)))
+    assert await stored.fail(files[1], owner, "server_error", "x")
+    await stored.cancel(store.id, owner, batch)
+    assert (await stored.batch(store.id, owner, batch)).counts == FileCounts(0, 1, 1, 1)
+    await stored.describe(store.id, owner, ids[0], {"a": 1})
+    page = await stored.page(store.id, owner, Range(order="asc"), "completed")
+    assert [(file.id, file.attributes) for file in page.files] == [(ids[0], {"a": 1})]
+    assert (await stored.read_block(page.files[0])).texts == ["a"]
+    await stored.begin_again(store.id, owner, page.files, new_generation())
+    for file_id in ids[:2]:
+        await stored.detach_everywhere(file_id, owner)
+    await state.vector_stores.update(store.id, owner, {"name": "rules"})
+    found = await state.vector_stores.get(store.id, owner)
+    assert (found.name, found.counts, found.size) == ("rules", FileCounts(cancelled=1), 0)
+    assert await state.vector_stores.expire(store.id, owner) == 0
+    await state.store_erasures.schedule(await state.store_erasures.due(10), None)
 
 
 async def assert_jobs_work(state: State) -> None:
@@ -111,7 +150,7 @@ async def run_job(state: State, document: dict[str, Any], start: Batch) -> None:
     await state.queue.ready(response_id)
     assert await state.queue.claim(5, sweep=True) == response_id
     await state.queue.renew([response_id], 5)
-    job = (await state.jobs.take(response_id, "run", worker="w", lease=5, max_attempts=2)).job
+    job = (await state.jobs.take(response_id, TakeReason.RUN, worker="w", lease=5, max_attempts=2)).job
     assert job is not None
     assert await state.jobs.append([(response_id, job.token, Batch(2, 2, b"data: 2\n\n"))], 5) == [True]
     assert await state.jobs.renew([(response_id, job.token)], 5) == [True]
@@ -141,6 +180,12 @@ async def heard(state: State, channel: str, act: Callable[[], Coroutine[Any, Any
 async def test_everything_works_in_a_cluster_of_three_nodes(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster))
     await assert_works(state)
+
+
+async def test_failed_scripts_in_a_cluster_leave_nothing_to_the_garbage_collector(
+    open_state: OpenState, cluster: list[Server]
+) -> None:
+    await assert_failures_leave_nothing(open_state(cluster_url(cluster)).client)
 
 
 async def test_storage_quotas_work_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
@@ -270,6 +315,17 @@ async def test_commands_on_a_connection_closed_by_another_task_are_unavailable(c
         failures += [reply for reply in replies if isinstance(reply, BaseException)]
     await client.aclose()
     assert {type(failure) for failure in failures} <= {StateUnavailable}
+
+
+async def test_a_bug_in_a_round_trip_is_not_reported_as_an_unavailable_redis(cluster: list[Server]) -> None:
+    async def ask() -> None:
+        raise AttributeError
+
+    client = connect(cluster_url(cluster))
+    with pytest.raises(AttributeError):
+        await client.round_trip(ask, "GET")
+    assert client.failures == 0
+    await client.aclose()
 
 
 async def test_requests_wait_for_a_free_connection_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
@@ -548,3 +604,60 @@ async def is_answered(asking: Coroutine[Any, Any, object]) -> bool:
     except StateUnavailable:
         return False
     return True
+
+
+# -- reasons --------------------------------------------------------------------------------------------------------------
+
+
+async def reason(url: str) -> str:
+    state = State(connect(url, timeout=20.0))
+    try:
+        with pytest.raises(StateUnavailable) as error:
+            await state.check()
+    finally:
+        await state.aclose()
+    return error.value.reason
+
+
+async def test_wrong_credentials_and_kinds_of_servers_are_named(start: Callable[..., Server], cluster: list[Server]) -> None:
+    address = cluster_url(cluster[:1]).removeprefix("redis+cluster://")
+    assert await reason(f"redis+cluster://:wrong@{address}") == "it refused our credentials"
+    single = start()
+    assert await reason(f"redis+cluster://127.0.0.1:{single.port}") == "it is not a cluster (use redis://)"
+    alone = start("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    assert await reason(f"redis+cluster://127.0.0.1:{alone.port}") == "the cluster does not serve all slots"
+    assert await reason(f"{single.url}/99") == "it has no database with the number in redis.url"
+
+
+async def test_the_fault_of_a_sentinel_is_reported(start: Callable[..., Server], tmp_path: Path) -> None:
+    master, sentinel = start(), Server(tmp_path)
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {sentinel.port}\nsentinel monitor main 127.0.0.1 {master.port} 1\nrequirepass secret\n")
+    sentinel.run(str(config), "--sentinel")
+    try:
+        await asyncio.to_thread(sentinel.wait_until_listening)
+        address = f"127.0.0.1:{sentinel.port}"
+        for query in ("", "?sentinel_password=wrong"):
+            assert await reason(f"redis+sentinel://{address}/main/0{query}") == "the Sentinels refused our credentials"
+        unknown = await reason(f"redis+sentinel://{address}/other/0?sentinel_password=secret")
+        assert unknown == "the Sentinels have no healthy master of this name"
+        assert await reason("redis+sentinel://127.0.0.1:1/main/0") == "no Sentinel can be reached"
+    finally:
+        sentinel.kill()
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("ssl_ca_certs=/missing/ca.pem", "the CA file /missing/ca.pem cannot be read: No such file or directory"),
+        ("ssl_ca_certs=/etc/passwd", "the CA file /etc/passwd is not a valid PEM file"),
+        (
+            "ssl_certfile=/missing/cert.pem",
+            "the client certificate /missing/cert.pem cannot be read: No such file or directory",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rediss://127.0.0.1/", "rediss+cluster://127.0.0.1/", "rediss+sentinel://127.0.0.1/main/0"])
+def test_an_unreadable_tls_file_is_reported_at_once(kind: str, option: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        connect(f"{kind}?{option}")

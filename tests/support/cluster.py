@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import free_port
+from tests.support.servers import PATIENCE
 from tests.support.valkey import SURVIVES_A_KILL, Server
 
 if TYPE_CHECKING:
@@ -34,14 +35,15 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory, size: int = 3) -> 
 
 
 def _start_node(tmp_path_factory: pytest.TempPathFactory, number: int) -> Server:
-    clustered = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
+    # On a busy machine, nodes that are late must not take each other for failed: they would refuse all commands.
+    clustered = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "15000"]
     node = Server(tmp_path_factory.mktemp(f"node{number}"), *clustered, *SURVIVES_A_KILL)
     node.start()
     return node
 
 
 def wait_until_whole(nodes: list[Server]) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + PATIENCE
     greeted = 0.0
     while not all(is_whole(node, len(nodes)) for node in nodes):
         assert time.monotonic() < deadline

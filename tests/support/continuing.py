@@ -6,7 +6,7 @@ A character is a token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.scripted import (
@@ -50,13 +50,21 @@ class Continuing(ScriptedUpstream):
         self.hides = False
         """Whether `/tokenize` shows another prompt than the one that is used: the flags are ignored."""
         self.begins_anew: str | None = None
-        """What the model says instead of continuing a message."""
+        """What the model answers instead of continuing a message, from the closed prompt, as another server behind a router would."""
+        self.echoes = False
+        """Whether the answer contains the message again before it continues. The server does not count these tokens."""
+        self.counts_each_chunk = True
+        """Whether the server reports the usage with each chunk on request."""
+        self.hides_thought = False
+        """Whether the chat template leaves out the reasoning of earlier messages."""
         self.refusals: list[dict[str, Any]] = []
         """Errors with which the requests after a break are answered."""
         self.overloaded: list[str] = []
         """Paths that answer 429, each once. Of the chat requests, this concerns samples."""
         self.as_reasoning = False
         """Whether the reasoning parser takes what continues a message for reasoning."""
+        self.can_turn_reasoning_off = False
+        """Whether `enable_thinking: false` makes the reasoning parser expect text."""
 
     # -- the prompt ------------------------------------------------------------------------------------------------------
 
@@ -67,7 +75,8 @@ class Continuing(ScriptedUpstream):
             content = message.get("content") or ""
             content = content.rstrip() if self.trims else content
             is_open = place == last and body.get("continue_final_message")
-            prompt += f"<{message['role']}>{_thinking(message.get('reasoning'))}{content}{'' if is_open else '</>'}"
+            thought = "" if self.hides_thought else _thinking(message.get("reasoning"))
+            prompt += f"<{message['role']}>{thought}{content}{'' if is_open else '</>'}"
         return prompt + ("<assistant>" if body.get("add_generation_prompt", True) else "")
 
     def page(self, asked: Asked) -> Answer:
@@ -92,10 +101,12 @@ class Continuing(ScriptedUpstream):
     def unscripted(self, asked: Asked) -> Answer:
         body = asked.json
         continues = bool(body.get("continue_final_message")) and not self.hides
-        prompt = self.prompt({**body, "continue_final_message": continues, "add_generation_prompt": not continues})
-        if not body.get("stream") and asked.path in self.overloaded:
+        is_sample = 1 in (body.get("max_completion_tokens"), body.get("max_tokens")) and not body.get("stream")
+        is_open = continues and (is_sample or self.begins_anew is None)
+        prompt = self.prompt({**body, "continue_final_message": is_open, "add_generation_prompt": not is_open})
+        if is_sample and asked.path in self.overloaded:
             return self._overload(asked)
-        if not body.get("stream"):
+        if is_sample:
             return json_answer(completion({"content": "x"}, counts=usage(len(prompt), 1)["usage"]))
         if continues and self.refusals:
             refusal = self.refusals.pop()
@@ -103,7 +114,13 @@ class Continuing(ScriptedUpstream):
         said = body["messages"][-1]["content"] if continues else None
         said = said.rstrip() if said is not None and self.trims else said
         calls = self.calls if "tools" in body else ()
-        chunks = list(self._chunks(said, calls, body.get("max_completion_tokens"), len(prompt)))
+        is_off = self.can_turn_reasoning_off and (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False
+        show = reasoning if self.as_reasoning and not is_off and said is not None else text
+        chunks = list(self._chunks(said, calls, body.get("max_completion_tokens"), len(prompt), show))
+        if not body.get("stream"):
+            return json_answer(_whole(chunks))
+        if self.counts_each_chunk and body["stream_options"].get("continuous_usage_stats"):
+            chunks = list(_counted(chunks, len(prompt), len(said or "") if self.echoes else 0))
         cut = self.cuts.popleft() if self.cuts else -1
         frames: list[Piece] = [frame(chunk) for chunk in (chunks if cut < 0 else chunks[: cut + 1])]
         if cut < 0:
@@ -111,14 +128,20 @@ class Continuing(ScriptedUpstream):
         return Answer([*frames, self.broken])
 
     def _chunks(
-        self, said: str | None, calls: tuple[tuple[str, str], ...], maximum: int | None, prompt: int
+        self,
+        said: str | None,
+        calls: tuple[tuple[str, str], ...],
+        maximum: int | None,
+        prompt: int,
+        show: Callable[[str], Chunk],
     ) -> Iterator[Chunk]:
         yield delta(role="assistant", content="")
         thought = _thinking(self.thought) if said is None else ""
         rest = self.begins_anew or self.said.removeprefix(said) if said is not None else self.said
         left = rest if maximum is None else rest[: max(maximum - len(thought), 0)]
-        show = reasoning if self.as_reasoning and said is not None else text
+        echo = said if said is not None and self.echoes else ""
         yield from map(reasoning, _pieces(self.thought if said is None else ""))
+        yield from map(show, _pieces(echo))
         yield from map(show, _pieces(left))
         for index, (name, arguments) in enumerate(calls if left == rest else ()):
             yield call("", name=name, call_id=f"call_{index}", index=index)
@@ -127,6 +150,22 @@ class Continuing(ScriptedUpstream):
         counts = usage(prompt, len(thought) + len(left))
         counts["usage"]["completion_tokens_details"] = {"reasoning_tokens": len(self.thought) if said is None else 0}
         yield counts
+
+
+def _whole(chunks: list[Chunk]) -> dict[str, Any]:
+    """Return the completion that consists of `chunks`."""
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    message = {name: "".join(one.get(name) or "" for one in deltas) for name in ("content", "reasoning")}
+    return completion(message, chunks[-2]["choices"][0]["finish_reason"], chunks[-1]["usage"])
+
+
+def _counted(chunks: list[Chunk], prompt: int, echoed: int) -> Iterator[Chunk]:
+    """Add the usage to each chunk. The first `echoed` characters were not generated."""
+    generated = -echoed
+    for chunk in chunks:
+        deltas = [choice["delta"] for choice in chunk["choices"]]
+        generated += sum(len(one.get("content") or one.get("reasoning") or "") for one in deltas)
+        yield {**chunk, "usage": usage(prompt, max(generated, 0))["usage"]} if chunk["choices"] else chunk
 
 
 def _thinking(thought: str | None) -> str:

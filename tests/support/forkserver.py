@@ -27,7 +27,7 @@ PATIENCE = 60.0
 
 SERVER = (
     "responses_mw.cli",
-    "responses_mw.asgi.listener",
+    "responses_mw.server.protocols",
     "uvloop",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -63,11 +63,11 @@ class ForkServer:
         files = [os.devnull, *(str(path or os.devnull) for path in (stdout, stderr))]
         return Forked(self, self.ask({"arguments": arguments, "env": {**os.environ, **(env or {})}, "files": files}))
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `responses-mw *arguments` to its end, as `subprocess.run` does."""
+    def run(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `responses-mw *arguments` with the variables `env` to its end, as `subprocess.run` does."""
         with TemporaryDirectory() as folder:
             files = Path(folder, "stdout"), Path(folder, "stderr")
-            process = self.start(*arguments, stdout=files[0], stderr=files[1])
+            process = self.start(*arguments, env=env, stdout=files[0], stderr=files[1])
             try:
                 status = process.wait()
             finally:

@@ -30,6 +30,10 @@ async def nothing_left(count: Callable[[], int] | None = None) -> AsyncIterator[
         gc.enable()
 
 
+def count_of(*kinds: type[object]) -> int:
+    return sum(isinstance(one, kinds) for one in gc.get_objects())
+
+
 def _requests_and_errors() -> int:
     made = (one for one in gc.get_objects() if isinstance(one, CreateResponse | APIError))
     return sum(not isinstance(one, APIError) or one.__traceback__ is not None for one in made)

@@ -38,17 +38,27 @@ class RecordingUpstream:
     open: int = 0
     url: str = ""
     _server: asyncio.Server | None = None
+    _serving: dict[asyncio.Task[None], StreamWriter] = field(default_factory=dict)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
+        """Abort all connections, and wait for their tasks, which nobody would await when the event loop ends."""
         assert self._server is not None
         self._server.close()
+        for writer in self._serving.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._serving)
 
     def forget(self) -> None:
         self.requests, self.faults = [], []
+
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.create_task(self._connected(reader, writer))
+        self._serving[task] = writer
+        task.add_done_callback(self._serving.pop)
 
     async def _connected(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.connections += 1

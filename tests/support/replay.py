@@ -1,4 +1,4 @@
-"""Replay of events, as by a client that knows nothing else, and the rules that every stream must follow."""
+"""Replay events as a client without other information would, and check the rules that every stream must follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from responses_mw.protocol import sse
-from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.types import Event
 from tests.support import spec
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
@@ -39,7 +39,7 @@ _MEMBERS = {
     "response.code_interpreter_call_code": "code",
 }
 _ANNOTATION = "response.output_text.annotation"
-_SERVED = {"mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call", "compaction"}
+_SERVED = {"mcp_call", "mcp_list_tools", "file_search_call", "web_search_call", "code_interpreter_call", "compaction"}
 """Items made here: their results come with the event that ends them."""
 _WHOLE = {"mcp_approval_request"}
 """Items that are complete when they are added."""
@@ -123,6 +123,10 @@ class Replay:
         else:
             assert done["status"] in ("completed", "incomplete")
             item["status"] = done["status"]
+            if "upstream" in done:  # members of a call may arrive after its beginning
+                item["upstream"] = item.get("upstream", {}) | done["upstream"]
+            if item["type"] == "reasoning" and "encrypted_content" in done:  # it is encrypted when it is complete
+                item["encrypted_content"] = done["encrypted_content"]
         assert done == item
         self._open_item = None
 

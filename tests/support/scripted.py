@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -21,6 +21,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 Chunk = dict[str, Any]
+Scripted = TypeVar("Scripted", bound="ScriptedUpstream")
 
 DONE = b"data: [DONE]\n\n"
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
@@ -64,6 +65,7 @@ class Answer:
     before: Signal | None = None
     """The status and everything after it wait for this signal."""
     asked: Signal = field(default_factory=Signal)
+    """The request for the answer has arrived."""
     played: Signal = field(default_factory=Signal)
     left: Signal = field(default_factory=Signal)
     """The asker left before the end."""
@@ -109,12 +111,12 @@ class ScriptedUpstream:
         return answer
 
     def stream(self, *pieces: Chunk | Piece, done: bool = True, **settings: Any) -> Answer:
-        """Queue a streamed answer. Chunks are framed; bytes are sent as they are."""
+        """Queue a streamed answer. Chunks are framed, and bytes are sent unchanged."""
         framed: list[Piece] = [frame(piece) if isinstance(piece, dict) else piece for piece in pieces]
         return self.queue(Answer([*framed, DONE] if done else framed, **settings))
 
     def whole(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, **settings: Any) -> Answer:
-        """Queue an answer in one piece: JSON, or bytes as they are."""
+        """Queue an answer that is not streamed: JSON, or raw bytes."""
         return self.queue(replace(json_answer(body, status, headers), **settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,10 +164,16 @@ class ScriptedUpstream:
         return json_answer({"error": {"message": "unscripted"}}, 500)
 
 
-def json_answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
-    """Return an answer in one piece: JSON, or bytes as they are."""
+def listing(upstream: Scripted, *names: str) -> Scripted:
+    """Return `upstream`, a vLLM that lists the models `names`."""
+    upstream.models = [{**TINY, "id": name} for name in names]
+    return upstream
+
+
+def json_answer(body: Any, status: int = 200, headers: dict[str, str] | None = None, *, before: Signal | None = None) -> Answer:
+    """Return an answer that is not streamed: JSON, or raw bytes. It waits for the signal `before`, if given."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Answer([content], status, {**JSON, **(headers or {})})
+    return Answer([content], status, {**JSON, **(headers or {})}, before)
 
 
 def stream_answer(*chunks: Chunk) -> Answer:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
+import anyio
 import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
+
+from tests.support.scripted import Signal
 
 SEARXNG = {
     "query": "capital of france",
@@ -63,7 +66,7 @@ class Asked:
 
 @dataclass
 class SearchServer:
-    """A server that answers every request with `status` and `answer`, or never if `silent` is true.
+    """A server that answers every request with `status` and `answer`, as soon as `before` is set.
 
     An `answer` that is not bytes is sent as JSON.
     """
@@ -71,7 +74,7 @@ class SearchServer:
     answer: Any = None
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    silent: bool = False
+    before: Signal | None = None
     asked: list[Asked] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,14 +85,24 @@ class SearchServer:
             await send({"type": "lifespan.shutdown.complete"})
             return
         self.asked.append(await _read(scope, receive))
-        if self.silent:
-            while (await receive())["type"] != "http.disconnect":
-                await anyio.lowlevel.checkpoint()
-            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(_leave, receive, group.cancel_scope)
+            await self._answer(send)
+            group.cancel_scope.cancel()
+
+    async def _answer(self, send: Send) -> None:
+        if self.before is not None:
+            await self.before.wait(None)
         body = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
         headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+async def _leave(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        await anyio.lowlevel.checkpoint()
+    scope.cancel()
 
 
 async def _read(scope: Scope, receive: Receive) -> Asked:

@@ -17,7 +17,13 @@ import openai
 import uvicorn
 
 from responses_mw import ResponsesMiddleware, create_app
-from responses_mw.asgi.listener import HTTPProtocol
+from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.crypto import Sealer
+from responses_mw.server.protocols import HTTPProtocol
+from responses_mw.upstream import Upstream
+from responses_mw.upstream.backends.chat import ChatBackend
+from responses_mw.upstream.pool import Pool
+from responses_mw.upstream.routing import Upstreams
 from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
@@ -25,13 +31,14 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
     from anyio.from_thread import BlockingPortal
-    from starlette.types import ASGIApp, Message
+    from starlette.types import ASGIApp, Message, Scope
 
     from tests.support.forkserver import Process
     from tests.support.scripted import ScriptedUpstream
 
     Serve = Callable[..., str]
     Start = Callable[..., "Ours"]
+    Several = Callable[..., "Ours"]
 
 
 PATIENCE = 60.0
@@ -85,6 +92,18 @@ def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serv
         yield start
 
 
+def proxy_to(transport: httpx.AsyncBaseTransport, url: str, base_path: str = "", **options: Any) -> ReverseProxy:
+    """Return a reverse proxy in front of one server, with a transport that it does not close."""
+    settings = make_settings(upstream__url=url).upstream
+    upstream = Upstream(transport, Pool.of(url), settings)
+    upstreams = Upstreams({upstream: ChatBackend(upstream, Sealer([]), settings, open_reasoning=False)})
+
+    async def opened(_: Scope) -> Upstreams:
+        return upstreams
+
+    return ReverseProxy(opened, base_path, **options)
+
+
 @dataclass
 class Ours:
     """A `responses-mw` server at `url`, and clients of it."""
@@ -127,7 +146,7 @@ class Apps:
 
     @asynccontextmanager
     async def open(self, **settings: Any) -> AsyncIterator[ASGIApp]:
-        settings = {"redis__url": self._redis_url, "redis__timeout": 20, **settings}
+        settings = {"redis__url": self._redis_url, **settings}
         if self._mount == "proxy":
             app = create_app(make_settings(upstream__url=self._serve(self._upstream), **settings))
         else:

@@ -40,6 +40,13 @@ def _read() -> tuple[dict[str, Schema], dict[str, str]]:
 
 
 SCHEMAS, NAMES = _read()
+# OpenAI's annotation for a citation of a file, which the specification lacks.
+SCHEMAS["FileCitationBody"] = {
+    "type": (True, 'enum["file_citation"]'),
+    **dict.fromkeys(("file_id", "filename"), (True, "string")),
+    "index": (True, "integer"),
+}
+NAMES["Annotation"] = "one(UrlCitationBody | FileCitationBody)"
 EVENTS = {
     json.loads(schema["type"][1].removeprefix("enum"))[0]: name
     for name, schema in SCHEMAS.items()

@@ -9,7 +9,8 @@ from responses_mw.lua import load
 from responses_mw.state.schema import json_size, response_address
 
 if TYPE_CHECKING:
-    from responses_mw.state import Chain, Item, State
+    from responses_mw.protocol.types import Item
+    from responses_mw.state import Chain, State
     from responses_mw.state.schema import Address
     from tests.support.valkey import Plain
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from benchmarks.processes import free_port
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
+
+    import pytest
 
     from responses_mw.state import State
 
@@ -65,6 +68,18 @@ class Server:
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.02)
 
+    def run(self, *arguments: str) -> None:
+        """Start the program with other arguments than those of `start`."""
+        self.process = subprocess.Popen([self.binary, *arguments], stdout=subprocess.DEVNULL)
+
+    def wait_until_listening(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     def client(self) -> Plain:
         """Return a plain client, for inspection by the test."""
         return redis.Redis(port=self.port, socket_timeout=60)
@@ -80,6 +95,25 @@ class Server:
         assert self.process is not None
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
+
+
+@contextmanager
+def running_server(folder: Path, *options: str) -> Iterator[Server]:
+    """Start a server with options of valkey-server, and kill it when the context exits."""
+    server = Server(folder, *options)
+    try:
+        server.start()
+        yield server
+    finally:
+        if server.process is not None:
+            server.kill()
+
+
+@contextmanager
+def starting_servers(folders: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Yield a function that starts a server with options of valkey-server. Kill all servers when the context exits."""
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(running_server(folders.mktemp("own"), *options))
 
 
 class Wire:

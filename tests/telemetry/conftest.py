@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.processes import free_port
-from tests.support.configured import flag
+from tests.support.configured import REDIS_TIMEOUT, flag
 from tests.support.servers import Ours
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Span:
     service: str
     scope: tuple[str, str, str]
     """Name and version of the instrumentation, and the URL of its schema."""
+    events: list[tuple[str, dict[str, Any]]]
 
     @property
     def context(self) -> str:
@@ -113,6 +114,7 @@ def _span(span: Any, service: str, scope: tuple[str, str, str]) -> Span:
         attributes={one.key: _value(one.value) for one in span.attributes},
         service=service,
         scope=scope,
+        events=[(event.name, {one.key: _value(one.value) for one in event.attributes}) for event in span.events],
     )
 
 
@@ -201,6 +203,7 @@ async def start(
                 "redis__url": redis_url,
                 "auth__secret_keys": SECRET,
                 "server__log_format": "json",
+                "redis__timeout": REDIS_TIMEOUT,
                 **ports,
             }
             log = tmp_path / f"{command}-{time.monotonic_ns()}.log"

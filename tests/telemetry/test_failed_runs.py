@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.telemetry.conftest import Collector, Command, Span, Start
 
 SECRET = "a secret question"
+FAULT = "out of memory"
 TOOLS = [{"type": "mcp", "server_label": "weather", "require_approval": "never"}]
 Facts = dict[str, Any]
 
@@ -97,21 +98,21 @@ STREAM: Facts = {"stream": True}
 
 def tool_turn_then_overload(upstream: ScriptedUpstream) -> None:
     upstream.stream(call("{}", name="get_weather", call_id="c1"), finish("tool_calls"))
-    upstream.whole(error(SECRET, 429), 429, headers={"retry-after": "60"})  # longer than the server waits
+    upstream.whole(error(FAULT, 429), 429, headers={"retry-after": "60"})  # longer than the server waits
 
 
 CASES = {
     "upstream 500": Case(
-        lambda upstream: upstream.whole(error(SECRET, 500), 500),
+        lambda upstream: upstream.whole(error(FAULT, 500), 500),
         502,
-        {"outcome": "failed", "error_code": "server_error", "error_type": "500", "upstream_status": 500, "stream": False},
+        {"outcome": "failed", "error_code": "server_error", "error_type": "500", "upstream_status": 500, "cause": "upstream"},
         "502",
         turn_error="500",
     ),
     "upstream 400": Case(
-        lambda upstream: upstream.whole(error(SECRET), 400),
+        lambda upstream: upstream.whole(error(FAULT), 400),
         400,
-        {"outcome": "failed", "error_type": "400", "upstream_status": 400},
+        {"outcome": "failed", "error_type": "400", "upstream_status": 400, "cause": "client"},
         "",
         turn_error="400",
     ),
@@ -130,7 +131,7 @@ CASES = {
         turn_error="UpstreamBrokeOff",
     ),
     "error within the stream": Case(
-        lambda upstream: upstream.stream(*HELLO[:2], error(SECRET, 500)),
+        lambda upstream: upstream.stream(*HELLO[:2], error(FAULT, 500)),
         200,
         {"outcome": "failed", "error_type": "500", "upstream_status": 500},
         "500",
@@ -151,7 +152,7 @@ CASES = {
         {**STREAM, "tools": TOOLS},
     ),
     "compaction": Case(
-        lambda upstream: upstream.whole(error(SECRET, 500), 500),
+        lambda upstream: upstream.whole(error(FAULT, 500), 500),
         502,
         {"outcome": "failed", "error_type": "500", "upstream_status": 500},
         "502",
@@ -187,21 +188,24 @@ async def test_every_failed_run_appears_in_the_log_metrics_and_spans(watched: Wa
         line = await watched.record("responses_mw.access", request=request)
         assert case.seen.items() <= line.items(), name
         warning = await watched.record("responses_mw.runs", request=request)
-        assert (warning["level"], case.seen.items() <= warning.items()) == ("warning", True), name
+        level = "info" if warning["cause"] == "client" else "warning"
+        assert (warning["level"], case.seen.items() <= warning.items()) == (level, True), name
         after = [await watched.counted(metric, **labels) for metric, labels in counters.items()]
         assert [one - other for one, other in zip(after, before, strict=True)] == [1, 1], name
         span = await watched.span(f"POST {case.path}", line["trace_id"])
         assert (span.failed, span.attributes.get("error.type", "")) == (bool(case.span_error), case.span_error), name
         assert span.attributes["responses_mw.outcome"] == "failed"
+        assert span.attributes["responses_mw.cause"] == line["cause"]
         failed = await watched.span("chat tiny", line["trace_id"])
         assert (failed.failed, failed.attributes["error.type"]) == (True, case.turn_error or case.span_error), name
+        assert failed.attributes["responses_mw.cause"] == line["cause"]
     assert SECRET not in watched.front.log
     assert SECRET not in repr(watched.collector.spans)
 
 
 @pytest.mark.timeout(120)
 async def test_requests_without_a_failed_run_are_logged_without_a_warning(watched: Watched, upstream: ScriptedUpstream) -> None:
-    upstream.whole(error(SECRET, 401), 401)
+    upstream.whole(error(FAULT, 401), 401)
     await watched.post("refused-by-upstream")
     await watched.post("refused", tools=7)
     upstream.stream(call('{"why": "secret"}', name="fail", call_id="c1"), finish("tool_calls"))
@@ -252,7 +256,7 @@ async def test_requests_without_a_failed_run_are_logged_without_a_warning(watche
 async def test_failed_jobs_and_websocket_responses_appear_in_the_log_and_spans(
     watched: Watched, upstream: ScriptedUpstream
 ) -> None:
-    upstream.whole(error(SECRET, 500), 500)
+    upstream.whole(error(FAULT, 500), 500)
     job = (await watched.post("queued", background=True)).json()
     assert (await watched.record("responses_mw.access", request="queued"))["outcome"] == "queued"
     started = await watched.record("responses_mw.jobs.worker", message=f"job {job['id']} starts")
@@ -346,4 +350,4 @@ async def test_texts_of_unstored_responses_are_not_logged_even_at_debug(
     assert SECRET not in watched.front.log
     assert SECRET not in repr(collector.spans)
     await fail("stored", store=True)
-    assert f"failed because of: '{SECRET}'" in watched.front.log
+    assert watched.front.log.count(f'"error": "{SECRET}"') == 2

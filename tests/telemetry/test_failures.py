@@ -119,13 +119,28 @@ async def test_a_failed_background_response_is_reported_by_a_warning_a_metric_an
 
 async def test_an_unreachable_upstream_is_reported_by_a_metric_and_an_alert(redis_url: str) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
-    UPSTREAM_UP.set(1)
+    UPSTREAM_UP.set(1, {"upstream": "default"})
     before = scrape()
     async with serving(upstream__url=nobody, redis__url=redis_url, server__admin_port=free_port()):
         async with asyncio.timeout(60):
-            while REGISTRY.get_sample_value("responses_mw_upstream_up") != 0:
+            while REGISTRY.get_sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 0:
                 await asyncio.sleep(0.02)
     assert_fires("ResponsesUpstreamDown", before, scrape())
+
+
+async def test_an_endpoint_that_is_left_out_while_others_answer_is_reported_by_a_metric_and_an_alert(
+    serve: Serve, upstream: ScriptedUpstream, redis_url: str
+) -> None:
+    before, dead = scrape(), f"127.0.0.1:{free_port()}"
+    labels = {"upstream": "default", "endpoint": dead}
+    urls = f"{serve(upstream)},http://{dead}"
+    async with serving(upstream__url=urls, redis__url=redis_url, server__admin_port=free_port()):
+        async with asyncio.timeout(60):
+            while REGISTRY.get_sample_value("responses_mw_upstream_endpoint_ejected", labels) != 1:
+                await asyncio.sleep(0.02)
+            while REGISTRY.get_sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 1:
+                await asyncio.sleep(0.02)
+        assert_fires("ResponsesEndpointEjected", before, scrape())
 
 
 async def test_an_unavailable_redis_is_reported_by_a_warning_metrics_and_alerts(

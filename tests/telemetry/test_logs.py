@@ -15,16 +15,16 @@ import pytest
 
 from responses_mw.asgi.http_responses import ErrorResponse, EventStreamResponse
 from responses_mw.asgi.middleware import Application, Dispatcher
-from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
-from responses_mw.errors import StartupError, UpstreamError
-from responses_mw.protocol.response.events import Event
+from responses_mw.errors import Cause, StartupError, UpstreamError
+from responses_mw.protocol.types import Event
 from responses_mw.settings.groups import ServerSettings
-from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
+from responses_mw.telemetry.context import ActiveRequest, RequestContext, annotate, begin_run
 from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
 from responses_mw.telemetry.tracing import tool_call_span
 from tests.support.scripted import HELLO, Signal, finish, text
+from tests.support.servers import proxy_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -85,7 +85,7 @@ def test_a_debug_log_contains_the_message_of_an_exception() -> None:
 
 @pytest.mark.parametrize(("stores", "shown"), [(True, True), (False, False)])
 def test_a_debug_log_omits_exception_messages_of_requests_that_are_not_stored(stores: bool, shown: bool) -> None:
-    with activated(RequestContext(stores=stores)):
+    with ActiveRequest(RequestContext(stores=stores)):
         text = JSONFormatter(with_messages=True).format(record("x", error=raised()))
     assert (PROMPT in text) is shown
 
@@ -95,7 +95,7 @@ CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0
 
 
 @pytest.mark.parametrize("formatter", [JSONFormatter(), HumanFormatter()])
-def test_no_text_begins_a_line_or_steers_a_terminal(formatter: logging.Formatter) -> None:
+def test_no_text_can_start_a_log_line_or_control_a_terminal(formatter: logging.Formatter) -> None:
     text = formatter.format(record(f"{CONTROLS} %s", f"a{CONTROLS}2026-01-01 00:00:00,000 INFO forged"))
     assert not set(text) & set(CONTROLS)
     text.encode()
@@ -120,13 +120,13 @@ def test_the_human_format_prints_a_traceback_line_by_line() -> None:
 
 
 async def test_a_path_with_a_line_break_is_logged_on_one_line(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    serve: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HumanFormatter())
     monkeypatch.setattr(logging.getLogger("responses_mw.asgi.proxy"), "handlers", [handler])
     async with httpx.AsyncClient(verify=False, trust_env=False) as client:
-        url = serve(ReverseProxy(httpx.AsyncHTTPTransport(), "http://127.0.0.1:9"))
+        url = serve(proxy_to(httpx.AsyncHTTPTransport(), "http://127.0.0.1:9"))
         assert (await client.get(f"{url}/v1/%0a%1b[2Kforged")).status_code == 502
     [line] = capfd.readouterr().err.splitlines()
     assert "\\n\\x1b[2Kforged" in line
@@ -172,7 +172,9 @@ async def test_a_request_logs_one_line_without_path_query_or_credential(caplog: 
     await asked(answering(b"{}"))
     [line] = caplog.records
     assert re.fullmatch(
-        r"GET /v1/things/\{thing\} 200 \d+\.\d{3}s request=req_\w{32} response=resp_1 owner=01234567", line.getMessage()
+        r"GET /v1/things/\{thing\} 200 \d+\.\d{3}s request=req_\w{32} response=resp_1 owner=01234567 client=127\.0\.0\.1 "
+        r"user_agent=[\w./-]+",
+        line.getMessage(),
     )
     assert "secret" not in JSONFormatter().format(line)
     facts = json.loads(JSONFormatter().format(line))
@@ -180,11 +182,11 @@ async def test_a_request_logs_one_line_without_path_query_or_credential(caplog: 
     assert (facts["response"], facts["owner"]) == ("resp_1", "01234567")
 
 
-async def test_the_access_line_of_an_anonymous_request_ends_with_owner_anonymous(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_line_of_an_anonymous_request_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
     await asked(answering(b"{}", owner="anonymous"))
     [line] = caplog.records
-    assert line.getMessage().endswith("owner=anonymous")
+    assert " owner=anonymous " in line.getMessage()
 
 
 async def test_the_time_of_a_request_includes_opening_the_application(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,11 +258,12 @@ async def test_a_model_name_in_the_access_line_is_truncated_and_quoted(caplog: p
 
 
 @pytest.mark.parametrize(("stores", "written"), [(True, True), (False, False)])
-async def test_the_upstreams_text_is_logged_at_debug_unless_the_response_is_not_stored(
-    caplog: pytest.LogCaptureFixture, stores: bool, written: bool
+@pytest.mark.parametrize("cause", ["upstream", "client"])
+async def test_the_upstreams_text_is_logged_unless_the_response_is_not_stored(
+    caplog: pytest.LogCaptureFixture, cause: Cause, stores: bool, written: bool
 ) -> None:
     caplog.set_level("DEBUG", "responses_mw.runs")
-    error = UpstreamError(f"{PROMPT}\n" + "x" * 1000)
+    error = UpstreamError(f"{PROMPT}\n" + "x" * 1000, cause=cause)
     error.upstream_status = 500
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -268,20 +271,22 @@ async def test_the_upstreams_text_is_logged_at_debug_unless_the_response_is_not_
         await ErrorResponse(error)(scope, receive, send)
 
     await asked(failing)
-    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith(
+    *texts, report = caplog.records
+    assert report.levelname == ("INFO" if cause == "client" else "WARNING")
+    assert report.getMessage().startswith(
         "response resp_1 failed outcome=failed error_code=server_error error_type=500 upstream_status=500"
     )
-    assert PROMPT not in warning
-    texts = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
-    assert bool(texts) is written
-    assert all(f"{PROMPT}\\n" in text and len(text) < 600 for text in texts)
+    assert (f"{PROMPT}\\n" in report.getMessage()) is (written and cause == "upstream")
+    assert len(report.getMessage()) < 900
+    assert bool(texts) is (written and cause == "client")
+    assert all(text.levelname == "DEBUG" and f"{PROMPT}\\n" in text.getMessage() for text in texts)
+    assert all(len(text.getMessage()) < 600 for text in texts)
 
 
 def test_a_cancelled_tool_call_is_not_counted_as_an_error() -> None:
     request = RequestContext()
     span = tool_call_span("f", "{}", call_id="c", label="", kind="mcp", server="s")
-    with activated(request), pytest.raises(asyncio.CancelledError), span:
+    with ActiveRequest(request), pytest.raises(asyncio.CancelledError), span:
         raise asyncio.CancelledError
     assert (request.tool_calls, request.tool_errors) == (1, 0)
 

@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from responses_mw.asgi.admin import Admin
 from responses_mw.telemetry import instruments, metrics
 from responses_mw.telemetry.turn import TurnSpan
+from tests.support.oracle import whole
 from tests.support.queries import EMITTED
-from tests.support.scripted import HELLO, Signal, text
+from tests.support.scripted import HELLO, Signal, completion, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,7 +176,7 @@ def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
 def test_a_turn_counts_only_its_own_tokens() -> None:
     doc = document(10)
     turn = TurnSpan({**CHAT, "model": "counted"}, doc, "count")
-    turn.answer_started({})
+    turn.start_answer({})
     details = {"input_tokens_details": {"cached_tokens": 16}, "output_tokens_details": {"reasoning_tokens": 3}}
     doc["usage"] = {"input_tokens": 27, "output_tokens": 15, **details}
     turn.finish("stop")
@@ -194,7 +195,7 @@ def test_the_time_per_token_of_a_continued_turn_excludes_tokens_before_the_break
     doc = document()
     turn = TurnSpan({**CHAT, "model": "continued"}, doc, "continue")
     turn.continues(100)
-    turn.answer_started({})
+    turn.start_answer({})
     doc["usage"] = {"input_tokens": 27, "output_tokens": 105}
     turn.finish("stop")
     per_token = recorded("continue", TIME_PER_OUTPUT_TOKEN)[("continued",)]
@@ -206,24 +207,37 @@ def test_a_failed_turn_is_recorded_with_its_error_type_and_a_cancelled_turn_is_n
     failing, cancelled = (TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), "fail") for _ in range(2))
     failing.fail(ValueError("a secret"))
     failing.close()
-    cancelled.answer_started({})
+    cancelled.start_answer({})
     cancelled.close()
     cancelled.finish("stop")
     assert recorded("fail", DURATION).keys() == {("_OTHER", "ValueError")}
 
 
 def test_only_models_that_answered_are_label_values_and_their_number_is_bounded() -> None:
-    known = instruments.KnownNames(2)
+    known = instruments.KnownNames(listed=1, unlisted=2)
     assert known.known("a") == "_OTHER"
     for name in ("a", "b", "c"):
         known.admit(name)
     assert [known.known(name) for name in ("a", "b", "c")] == ["a", "b", "_OTHER"]
 
 
+async def test_listed_models_are_label_values_whatever_names_clients_invent(
+    start_at: Any, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers answer to any name."""
+    monkeypatch.setattr(metrics, "MODELS", instruments.KnownNames(listed=1, unlisted=2))
+    ours = start_at("proxy")
+    for model in ("a", "b", "c", "tiny"):
+        upstream.whole(completion({"content": "Hi"}))
+        await whole(ours, model=model)
+    assert [metrics.MODELS.known(name) for name in ("a", "b", "c", "tiny")] == ["a", "b", "_OTHER", "tiny"]
+
+
 def test_a_long_model_name_is_no_label_value() -> None:
     """Each of the many samples of a histogram repeats the name."""
-    known = instruments.KnownNames(2)
+    known = instruments.KnownNames(listed=1, unlisted=2)
     known.admit("x" * 10_000)
+    known.add_listed(["x" * 10_000])
     assert known.known("x" * 10_000) == "_OTHER"
 
 
@@ -247,8 +261,8 @@ async def test_the_admin_port_serves_metrics_without_a_collector(upstream: Scrip
     families, of_lonely = await scraped(front), await scraped(lonely)
     assert families.keys() >= EMITTED.keys()
     for name, labels in EMITTED.items():
-        if name.startswith(("gen_ai_execute_tool", "gen_ai_client_operation")):
-            continue  # this test requests neither a tool nor an embedding
+        if name.startswith(("gen_ai_execute_tool", "gen_ai_client_operation", "responses_mw_ingestion_duration")):
+            continue  # this test requests neither a tool nor an embedding, and adds no file to a vector store
         samples = [*families[name].samples, *of_lonely[name].samples]
         assert samples, name
         assert labels <= {label for sample in samples for label in sample.labels}, name

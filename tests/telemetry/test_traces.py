@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 from responses_mw.telemetry.conventions import SCHEMA_URL
 from responses_mw.telemetry.setup import set_up_sdk
 from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT
-from tests.support.scripted import HELLO, call, completion, delta, finish, text, usage
+from tests.support.scripted import HELLO, ScriptedUpstream, call, completion, delta, finish, text, usage
 from tests.support.scripted_responses import ScriptedResponses, item, response
 from tests.support.websocket import opened
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from tests.support.scripted import ScriptedUpstream
+    from tests.support.forkserver import ForkServer
     from tests.support.servers import Serve
     from tests.telemetry.conftest import Collector, Start
 
@@ -36,6 +38,7 @@ INTERNAL, SERVER, CLIENT, PRODUCER, CONSUMER = 1, 2, 3, 4, 5
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=value"}
 PROMPT, ANSWER = "a secret question", "a secret answer"
+KEY = "sk-operator-0123456789"
 
 
 def answered(*texts: str) -> list[dict[str, Any]]:
@@ -107,6 +110,7 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.conversation.id": conversation.id,
         "responses_mw.response.id": response.id,
+        "responses_mw.upstream.name": "default",
         "server.address": host,
         "server.port": port,
     }
@@ -271,7 +275,7 @@ async def test_values_that_exporters_do_not_accept_are_omitted_from_spans(
 
 
 @pytest.mark.timeout(90)
-async def test_spans_hold_texts_by_opt_in_only_and_never_of_a_response_that_is_not_stored(
+async def test_spans_have_texts_only_if_enabled_and_never_of_unstored_responses(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     opt_in = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
@@ -323,6 +327,50 @@ async def test_spans_contain_the_texts_of_an_upstream_with_a_responses_api(
     ]
 
 
+def repeating() -> MCPServer[None]:
+    server = MCPServer("repeating", log_level="CRITICAL")
+
+    @server.tool(structured_output=False, description=KEY)
+    def repeat(fails: bool) -> str:
+        if fails:
+            raise ToolError(KEY)
+        return KEY
+
+    return server
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_spans_contain_no_secret_that_another_server_repeats(
+    serve: Serve, start: Start, collector: Collector, api: str
+) -> None:
+    upstream = ScriptedResponses() if api == "responses" else ScriptedUpstream()
+    opt_in = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    mcp = {"url": serve(repeating().streamable_http_app(stateless_http=True)) + "/mcp", "require_approval": "never"}
+    settings = {"upstream__url": serve(upstream), "upstream__api": api, "upstream__api_key": KEY}
+    front = await start("serve", opt_in, tools__mcp_servers=json.dumps({"repeating": mcp}), **settings).is_ready()
+    upstream.whole({"error": {"message": KEY, "code": KEY}}, 500)
+    upstream.stream({"error": {"message": KEY, "code": KEY}})
+    for fails in ("true", "false"):
+        made = f'{{"fails": {fails}}}'
+        if api == "chat":
+            upstream.stream(call(made, name="repeat", call_id="c"), finish("tool_calls"))
+            upstream.stream({**HELLO[0], "id": KEY, "model": KEY}, *HELLO[1:-1], finish(KEY))
+        else:
+            called = {"type": "mcp_call", "server_label": "s", "name": KEY, "arguments": made, "output": KEY, "error": KEY}
+            upstream.whole(response({"type": "mcp_list_tools", "server_label": "s", "tools": [{"name": KEY}]}, called))
+            upstream.whole(response(status="failed", error={"message": KEY, "code": KEY}))
+    tools = [{"type": "mcp", "server_label": "repeating"}] if api == "chat" else []
+    for _ in range(4):
+        body = {"model": "tiny", "input": PROMPT, "tools": tools, "stream": api == "chat"}
+        await front.ours.http.post("/v1/responses", json=body)
+    await front.ours.http.get("/v1/responses/x")
+    spans = await collector.until("GET /v1/responses/{response_id}")
+    assert len(collector.all("chat tiny")) >= 4
+    assert [(span.name, name) for span in spans for name, value in span.attributes.items() if KEY in repr(value)] == []
+    assert KEY not in repr([(span.name, span.events) for span in spans])
+
+
 @pytest.mark.timeout(90)
 async def test_the_callers_decision_not_to_sample_is_respected_and_propagated(
     upstream: ScriptedUpstream, start: Start, collector: Collector
@@ -357,26 +405,36 @@ def test_names_of_the_conventions_are_in_one_module() -> None:
     assert found == {Path("telemetry/conventions.py")}
 
 
+FLAGS = ["--upstream=http://127.0.0.1:9", "--redis=redis://127.0.0.1:9", f"--auth.secret-keys={'s' * 32}"]
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
         ({"OTEL_TRACES_EXPORTER": "console"}, "OTEL_TRACES_EXPORTER=console is not supported: run"),
         ({"OTEL_METRICS_EXPORTER": "otlp,console"}, "OTEL_METRICS_EXPORTER=otlp,console is not supported"),
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "the OTLP protocol grpc is not supported"),
-        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SPAN_EVENT_COUNT_LIMIT": "x"}, "an OTEL_* variable is invalid"),
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "worker"])
 def test_an_export_that_cannot_be_set_up_is_a_one_line_error_at_startup(
-    command: str, variables: dict[str, str], said: str
+    fork_server: ForkServer, command: str, variables: dict[str, str], said: str
 ) -> None:
-    flags = ["--upstream=http://127.0.0.1:9", "--redis=redis://127.0.0.1:9", f"--auth.secret-keys={'s' * 32}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    ended = subprocess.run(
-        [sys.executable, "-m", "responses_mw", command, *flags], env=environment, capture_output=True, text=True, check=False
-    )
+    ended = fork_server.run(command, *FLAGS, env=variables)
     [line] = ended.stderr.splitlines()
     assert line.startswith(f"responses-mw: {said}")
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_variable_that_opentelemetry_cannot_import_with_is_a_one_line_error_at_startup(command: str) -> None:
+    variables = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SPAN_EVENT_COUNT_LIMIT": "x"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    ended = subprocess.run(
+        [sys.executable, "-m", "responses_mw", command, *FLAGS], env=environment, capture_output=True, text=True, check=False
+    )
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("responses-mw: an OTEL_* variable is invalid")
     assert ended.returncode == 1
 
 

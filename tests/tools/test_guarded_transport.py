@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from responses_mw.tools import guarded_transport
 from responses_mw.tools.guarded_transport import AddressRefused, GuardedTransport, checked_addresses, fault_of, is_public
 from tests.support.mcp_servers import answering
+from tests.support.servers import PATIENCE
 
 if TYPE_CHECKING:
     from tests.support.servers import Serve
@@ -315,5 +316,5 @@ async def test_the_tls_handshake_names_the_host_of_the_url(resolved: Answer) -> 
         thread.start()
         url = f"https://name.example:{listener.getsockname()[1]}/"
         assert (await get(GuardedTransport(1000, allow_private=True), url)).status_code == 502
-        thread.join(10)
+        thread.join(PATIENCE)
     assert asked == ["name.example"]

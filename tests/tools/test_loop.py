@@ -159,8 +159,9 @@ async def test_a_turn_that_also_calls_a_function_ends_the_response_with_both_cal
     output = {"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "done"}
     second = await stream(ours, tools=[server, clients], previous_response_id=first["id"], input=[output])
     assert [item["type"] for item in second.response["output"]] == ["message"]  # the tools were listed before
-    contents = [message.get("content") for message in _messages(upstream, 1)]
-    assert contents[-3:] == ["Sunny in Rome.", None, "done"]
+    turn = _messages(upstream, 1)[-3:]
+    assert [call["function"]["name"] for call in turn[0]["tool_calls"]] == ["get_weather", "mine"]
+    assert [message.get("content") for message in turn] == [None, "Sunny in Rome.", "done"]
 
 
 async def test_a_continued_response_includes_earlier_calls_and_does_not_list_tools_again(

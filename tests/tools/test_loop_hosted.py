@@ -13,7 +13,7 @@ import pytest
 from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
 from tests.support.oracle import stream
 from tests.support.sandbox import launcher, levels
-from tests.support.scripted import HELLO, call, finish, text
+from tests.support.scripted import HELLO, call, completion, finish, text
 from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
@@ -50,6 +50,39 @@ async def test_a_web_search_is_run_and_its_sources_are_cited(searching: Ours, up
         ("url_citation", "https://www.britannica.com/place/Paris"),
     ]
     assert "largest city of France" in upstream.requests[1].json["messages"][-1]["content"]
+
+
+async def test_citation_markers_of_a_web_search_become_links(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(text("It is Paris"), text(" 【"), text("2"), text("】."), text(" 【9】"), finish())
+    streamed = await stream(searching, tools=[SEARCH])
+    part = streamed.response["output"][1]["content"][0]
+    link = "([britannica.com](https://www.britannica.com/place/Paris))"
+    assert part["text"] == f"It is Paris {link}."
+    (cited,) = part["annotations"]
+    assert part["text"][cited["start_index"] : cited["end_index"]] == link
+    assert cited["url"] == "https://www.britannica.com/place/Paris"
+    (event,) = [one for one in streamed.events if one["type"] == "response.output_text.annotation.added"]
+    assert event["annotation"] == cited
+
+
+async def test_citation_markers_are_removed_in_later_responses_without_the_tool(
+    searching: Ours, upstream: ScriptedUpstream
+) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    first = (await stream(searching, tools=[SEARCH])).response
+    upstream.stream(text("Paris【1】"), finish())
+    second = (await stream(searching, previous_response_id=first["id"], input="And?")).response
+    part = second["output"][0]["content"][0]
+    assert "【" not in part["text"]
+    assert [one["url"] for one in part["annotations"]] == ["https://en.wikipedia.org/wiki/Paris"]
+
+
+async def test_brackets_stay_in_answers_without_searches(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(text("Paris【1】 "), finish())
+    part = (await stream(searching)).response["output"][0]["content"][0]
+    assert (part["text"], part["annotations"]) == ("Paris【1】 ", [])
 
 
 async def test_the_events_of_a_web_search_have_the_order_of_the_reference(searching: Ours, upstream: ScriptedUpstream) -> None:
@@ -183,53 +216,6 @@ async def test_a_container_id_of_another_owner_gives_no_access_to_the_container(
     assert "forty-one" not in read
 
 
-async def test_a_code_interpreter_without_a_sandbox_is_a_400_naming_the_setting(start: Start) -> None:
-    response = await start().http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [PYTHON]})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tools[0].type"
-    assert "sandbox_url" in response.json()["error"]["message"]
-
-
-async def test_a_header_names_the_tools_that_are_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
-    upstream.stream(*HELLO)
-    body = {"model": "tiny", "input": "Hi", "stream": True}
-    ours = start()
-    response = await ours.http.post("/v1/responses", json={**body, "tools": [SEARCH]})
-    assert (response.status_code, response.headers["x-responses-not-offered"]) == (200, "web_search")
-    upstream.stream(*HELLO)
-    assert "x-responses-not-offered" not in (await ours.http.post("/v1/responses", json=body)).headers
-
-
-async def test_web_search_without_a_provider_is_not_offered_and_logged_once(
-    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    ours = start()
-    with caplog.at_level("WARNING", "responses_mw"):
-        for _ in range(2):
-            upstream.stream(*HELLO)
-            response = (await stream(ours, tools=[SEARCH])).response
-            assert response["status"] == "completed"
-            assert response["tools"] == [SEARCH]
-            assert "tools" not in upstream.requests[-1].json
-    assert sum("search.provider" in record.getMessage() for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools"),
-    [
-        (SEARCH, [SEARCH]),
-        ("required", [SEARCH]),
-        ({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, [SEARCH, {"type": "function", "name": "f"}]),
-    ],
-)
-async def test_a_forced_web_search_without_a_provider_is_a_400(start: Start, choice: Any, tools: list[Any]) -> None:
-    body = {"model": "tiny", "input": "Hi", "tools": tools, "tool_choice": choice}
-    response = await start().http.post("/v1/responses", json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tool_choice"
-    assert "search.provider" in response.json()["error"]["message"]
-
-
 async def test_tools_run_in_background_with_encrypted_credentials(
     start: Start, serve: Serve, upstream: ScriptedUpstream
 ) -> None:
@@ -252,3 +238,28 @@ async def test_tools_run_in_background_with_encrypted_credentials(
     log = await ours.http.get(f"/v1/responses/{document['id']}", params={"stream": "true"})
     assert "response.mcp_call.completed" in log.text
     assert TOKEN not in log.text
+
+
+async def test_code_can_read_uploaded_files_of_the_caller_only(
+    start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str]
+) -> None:
+    ours = start(**sandbox)
+    file = await ours.client.files.create(file=("days.csv", b"city,days"), purpose="user_data")
+    tools = [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": [file.id]}}]
+    function = {"name": "python", "arguments": json.dumps({"code": "open('days.csv').read()"})}
+    upstream.whole(completion({"tool_calls": [{"id": "c", "type": "function", "function": function}]}, "tool_calls"))
+    upstream.whole(completion({"content": "Hello"}))
+    body = {"model": "tiny", "input": "Hi", "tools": tools}
+    answer = await ours.http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {ours.client.api_key}"})
+    assert answer.status_code == 200, answer.text
+    refused = await ours.http.post("/v1/responses", json=body, headers={"authorization": "Bearer another"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].container.file_ids[0]")
+    assert len(upstream.requests) == 2
+    assert upstream.requests[1].json["messages"][-1]["content"] == "'city,days'"
+
+
+async def test_without_files_the_container_gets_none(start: Start, sandbox: dict[str, str]) -> None:
+    ours = start(**sandbox, files__enabled=False)
+    tools = [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-1"]}}]
+    answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": tools})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].container.file_ids")

@@ -88,7 +88,7 @@ def test_too_many_tool_names_are_refused() -> None:
         {"type": "mcp", "server_label": "code_interpreter"},
     ],
 )
-def test_parameters_of_the_reference_are_accepted_unchanged(given: dict[str, Any]) -> None:
+def test_documented_parameters_are_accepted_unchanged(given: dict[str, Any]) -> None:
     assert check(given) == given
 
 

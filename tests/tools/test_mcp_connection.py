@@ -43,7 +43,7 @@ APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
 
 
 def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, timeout: float = 10) -> MCPConnection:
-    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private, timeout=timeout))
+    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private, is_configured=True, timeout=timeout))
 
 
 @pytest.fixture
@@ -351,6 +351,7 @@ async def test_a_url_without_an_mcp_server_is_a_424_naming_the_label(serve: Serv
 async def test_listing_the_tools_of_an_unreachable_server_is_a_424_and_logged(
     free_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "responses_mw.tools")
     async with aclosing(connection(free_url)) as weather:
         with pytest.raises(UpstreamError, match="cannot be reached"):
             await weather.list_tools()
@@ -384,6 +385,7 @@ async def test_too_many_pings_from_a_server_close_the_session(
     server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("responses_mw.tools.mcp_session.MAX_SERVER_REQUESTS", 5)
+    monkeypatch.setattr("responses_mw.tools.mcp_session.time", SimpleNamespace(monotonic=lambda: 0.0))  # no time passes
     pings = b"".join(b'event: message\ndata: {"jsonrpc":"2.0","id":"p%d","method":"ping"}\n\n' % n for n in range(3))
     answer = b'event: message\r\ndata: {"jsonrpc":"2.0","id":'
     async with aclosing(connection(server(lambda app: Preceded(app, answer, pings)))) as weather:

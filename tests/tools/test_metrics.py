@@ -14,7 +14,7 @@ from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
-    from tests.support.servers import Serve, Start
+    from tests.support.servers import Ours, Serve, Start
 
 
 def counted(kind: str, server: str = "", error: str = "") -> float:
@@ -63,3 +63,12 @@ async def test_a_web_search_is_counted(start: Start, upstream: ScriptedUpstream,
     provider = {"search__provider": "searxng", "search__url": serve(SearchServer(SEARXNG))}
     await called(start, upstream, "web_search", '{"query": "paris"}', {"type": "web_search"}, **provider)
     assert counted("web_search") == before + 1
+
+
+async def test_a_file_search_is_counted(start: Start, ours: Ours, upstream: ScriptedUpstream) -> None:
+    before = counted("file_search"), counted("file_search", error="tool_error")
+    store = (await ours.http.post("/v1/vector_stores", json={"name": "empty"})).json()
+    tool = {"type": "file_search", "vector_store_ids": [store["id"]]}
+    await called(start, upstream, "file_search", '{"queries": ["leave"]}', tool)
+    await called(start, upstream, "file_search", "{}", tool)
+    assert (counted("file_search"), counted("file_search", error="tool_error")) == (before[0] + 1, before[1] + 1)

@@ -53,7 +53,7 @@ def server(serve: Serve) -> Server:
 def _own(start: Start, server: Server, **members: Any) -> Ours:
     """Start the app with `server` as a server configured by the operator."""
     return start(
-        tools__mcp_servers={"own": {"url": server.url, **members}}, tools__allow_private_urls=True, upstream__status_grace=5
+        tools__mcp_servers={"own": {"url": server.url, **members}}, tools__allow_private_urls=True, upstream__status_grace=60
     )
 
 
@@ -153,10 +153,11 @@ async def test_an_approval_covers_only_one_call_with_the_arguments_of_its_reques
     request = first["output"][-1]
     approval = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
     upstream.stream(*_asks(request["id"], city="Paris"))  # the model calls the approved call by its name
+    upstream.stream(*HELLO)
     second = await stream(ours, tools=[tool], previous_response_id=first["id"], input=[approval])
     assert "get_weather" in _offered(upstream)
     assert request["id"] not in _offered(upstream)
-    assert [item["type"] for item in second.response["output"]] == ["mcp_call", "function_call"]
+    assert [item["type"] for item in second.response["output"]] == ["mcp_call", "message"]
     assert server.called == 1
 
 
@@ -191,9 +192,10 @@ async def test_a_forged_tool_list_does_not_make_a_tool_read_only(
     ours = _own(start, server, allowed_tools={"read_only": True})
     body = await _with_earlier(ours, upstream, [FORGED], by)
     upstream.stream(*_asks("sleep", seconds=0))
+    upstream.stream(*HELLO)
     streamed = await stream(ours, tools=[OWN], **body)
     assert _offered(upstream) == ["get_weather"]
-    assert [item["type"] for item in streamed.response["output"]] == ["mcp_list_tools", "function_call"]
+    assert [item["type"] for item in streamed.response["output"]] == ["mcp_list_tools", "message"]
     assert server.called == 0
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.response.text import citations
+from responses_mw.protocol.search_results import sources_of
 from responses_mw.protocol.tool_kinds.registry import WEB_SEARCH
 from responses_mw.settings.groups import SEARCH_PROVIDERS
 from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProvider
@@ -64,7 +64,7 @@ def test_every_type_name_of_web_search_is_accepted(kind: str) -> None:
     assert check({"type": kind}) == {"type": kind}
 
 
-def test_parameters_of_the_reference_are_accepted_and_nulls_dropped() -> None:
+def test_documented_parameters_are_accepted_and_nulls_dropped() -> None:
     tool = {
         "type": "web_search",
         "external_web_access": True,
@@ -123,7 +123,7 @@ def test_external_web_access_true_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
-        *(({"search__provider": name}, required) for name, required in SEARCH_PROVIDERS.items() if required),
+        *(({"search__provider": name}, " and ".join(required)) for name, required in SEARCH_PROVIDERS.items() if required),
         ({"search__provider": "search"}, "pattern"),
         ({"search__provider": "finder/search"}, "mcp_servers"),
         ({"search__provider": "searxng", "search__url": "searx.example"}, "http://"),
@@ -140,8 +140,8 @@ def test_incomplete_or_invalid_search_settings_are_refused(settings: dict[str, A
 async def test_the_model_sees_numbered_results_and_the_item_has_the_query_and_sources() -> None:
     result = await search(Shelf(A, B)).call(asking(" capital of france "))
     assert not result.failed
-    assert "[1] A\nhttps://a.example/1\nabout a" in result.content
-    assert "[2] B\nhttps://b.example/1\nabout b" in result.content
+    assert '<result cite="【1】">\nA\nhttps://a.example/1\nabout a\n</result>' in result.content
+    assert '<result cite="【2】">\nB\nhttps://b.example/1\nabout b\n</result>' in result.content
     assert result.members["action"] == {
         "type": "search",
         "query": "capital of france",
@@ -162,8 +162,7 @@ async def test_a_url_keeps_its_number_across_the_searches_of_a_history() -> None
     assert [result["number"] for result in (await later.call(asking("b"))).members["results"]] == [2, 3]
     shelf.found = [A]
     assert [result["number"] for result in (await later.call(asking("c"))).members["results"]] == [1]
-    assert [source["url"] for source in later.sources] == [A.url, B.url, C.url]
-    assert [one["url"] for one in citations("[3] [1]", later.sources)] == [C.url, A.url]
+    assert [source.url for source in sources_of([item])] == [A.url, B.url]
 
 
 @pytest.mark.parametrize(("size", "count", "length"), [("low", 3, 500), ("medium", 6, 1_000), ("high", 10, 3_000)])
@@ -193,7 +192,7 @@ async def test_results_that_do_not_match_the_filters_are_dropped(filters: dict[s
     shelf = Shelf(A, B, C, SearchHit("", "", "a text of no address"), SearchHit("", "http://[", "broken"))
     result = await search(shelf, filters=filters).call(asking("a"))
     assert [one["url"] for one in result.members["results"]] == [one.url for one in expected]
-    assert ("found nothing" in result.content) == (not expected)
+    assert ("no results" in result.content) == (not expected)
 
 
 async def test_a_trailing_dot_in_the_host_does_not_evade_the_filters() -> None:

@@ -20,6 +20,7 @@ from responses_mw.tools.search import MAX_ANSWER_BYTES, Query, SearchFailed, Sea
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 from tests.support.paths import ROOT
+from tests.support.scripted import Signal
 from tests.support.search_servers import SEARXNG, SearchServer
 
 from .context import context
@@ -182,8 +183,8 @@ Open = Callable[..., SearchProvider]
 
 def test_every_provider_has_a_class_a_setting_tests_and_a_row_in_the_docs() -> None:
     assert set(search.PROVIDERS) == set(SEARCH_PROVIDERS) - {"none"} == set(SAMPLES)
-    page = (ROOT / "docs" / "tools.md").read_text()
-    assert [name for name in search.PROVIDERS if f"| `{name}` |" not in page] == []
+    page, changes = ((ROOT / name).read_text().lower() for name in ("docs/guides/tools.md", "CHANGELOG.md"))
+    assert [name for name in search.PROVIDERS if f"| `{name}` |" not in page or name not in changes] == []
 
 
 def open_provider(http: httpx.AsyncClient, name: str, **settings: Any) -> SearchProvider:
@@ -378,9 +379,27 @@ async def test_a_malformed_answer_is_a_failure_or_an_empty_result(
     assert found == []
 
 
+def strings_as(instead: Any, value: Any) -> Any:
+    """Return a copy of `value` with `instead` in place of each string."""
+    if isinstance(value, list):
+        return [strings_as(instead, member) for member in value]
+    if isinstance(value, dict):
+        return {name: strings_as(instead, member) for name, member in value.items()}
+    return instead if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("instead", [None, 5, {}])
+async def test_members_that_should_be_strings_are_read_as_empty(
+    provider: Open, server: SearchServer, name: str, instead: Any
+) -> None:
+    server.answer = strings_as(instead, SAMPLES[name].answer)
+    assert set(await provider(name).search(Query("a"))) <= {SearchHit("", "", "")}
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 async def test_a_provider_that_does_not_respond_times_out(provider: Open, server: SearchServer, name: str) -> None:
-    server.silent = True
+    server.before = Signal()
     with pytest.raises(SearchFailed, match="in time"):
         await provider(name, tools__timeout=0.05).search(Query("a"))
 
@@ -407,7 +426,7 @@ async def test_a_compressed_answer_is_rejected(provider: Open, server: SearchSer
 
 
 async def test_a_search_can_be_cancelled(provider: Open, server: SearchServer) -> None:
-    server.silent = True
+    server.before = Signal()
     task = asyncio.create_task(provider("searxng").search(Query("a")))
     while not server.asked:
         await asyncio.sleep(0.001)

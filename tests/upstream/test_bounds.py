@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import UpstreamError
-from responses_mw.settings.groups import UpstreamSettings
+from responses_mw.settings.upstreams import UpstreamSettings
 from responses_mw.upstream import Caller, Upstream
+from responses_mw.upstream.pool import Pool
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream, whole
@@ -81,14 +83,14 @@ ASKS: dict[str, Ask] = {
 
 
 async def _refused(app: Endless, ask: Ask) -> UpstreamError:
-    upstream = Upstream(ASGITransport(app), "http://upstream", UpstreamSettings(dialect="vllm"))
+    upstream = Upstream(ASGITransport(app), Pool.of("http://upstream"), UpstreamSettings(dialect="vllm"))
     with pytest.raises(UpstreamError) as caught:
         await ask(upstream)
     return caught.value
 
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
-async def test_an_answer_without_end_is_broken_off(ask: Ask) -> None:
+async def test_an_endless_answer_is_aborted(ask: Ask) -> None:
     app = Endless(content_type="application/json")
     error = await _refused(app, ask)
     assert error.message.endswith("more than 67108864 bytes.")
@@ -98,7 +100,7 @@ async def test_an_answer_without_end_is_broken_off(ask: Ask) -> None:
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
-async def test_a_compressed_answer_is_refused_unread(ask: Ask, kind: str) -> None:
+async def test_a_compressed_answer_is_refused_without_reading_it(ask: Ask, kind: str) -> None:
     app = Endless(gzip.compress(b" " * (1 << 24)), content_type=kind, content_encoding="gzip")
     error = await _refused(app, ask)
     assert error.message == "The upstream sent a body with the content-encoding 'gzip', which was not requested."
@@ -112,7 +114,7 @@ async def test_an_error_with_an_endless_or_compressed_body_is_reported_by_its_st
     assert (error.status, error.message) == (502, "The upstream answered with status 500.")
 
 
-async def test_a_stream_without_end_is_a_failed_response(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
+async def test_an_endless_stream_fails_the_response(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
     ours = start_bounded(100_000)
     upstream.stream(*[text("word " * 20)] * 2000)
     failed = await stream(ours)
@@ -140,7 +142,63 @@ async def test_a_non_streamed_answer_over_the_maximum_size_is_a_502(
     assert (response.status_code, response.json()["error"]["message"]) == (502, "The upstream sent more than 10000 bytes.")
 
 
-async def test_all_turns_and_what_tools_return_count_together(
+@pytest.fixture
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model write at most 1000 characters in a turn."""
+    for module in ("upstream.stream", "upstream.decoding"):
+        monkeypatch.setattr(f"responses_mw.{module}.MAX_TEXT", 1000)
+    monkeypatch.setattr("responses_mw.upstream.stream._MIN_GRANT", 10)
+
+
+TOO_LONG = "The upstream's answer has more than 1000 characters of text."
+
+
+async def test_a_text_that_is_too_long_fails_the_response(short_texts: None, ours: Ours, upstream: ScriptedUpstream) -> None:
+    begun = call('{"q": "', name="f", call_id="c")
+    arguments = delta(tool_calls=[{"index": 0, "function": {"arguments": "a" * 100}}])
+    for beginning, piece in ((text("a"), text("a" * 100)), (text("a"), delta(reasoning="a" * 100)), (begun, arguments)):
+        upstream.stream(beginning, *[piece] * 100)
+        failed = await stream(ours, tools=[{"type": "function", "name": "f"}])
+        assert (failed.terminal, failed.response["error"]["message"]) == ("response.failed", TOO_LONG)
+        assert len(json.dumps(failed.response["output"])) < 3000
+
+
+async def test_the_maximum_length_applies_to_the_text_of_all_items_together(
+    short_texts: None, ours: Ours, upstream: ScriptedUpstream
+) -> None:
+    upstream.stream(delta(reasoning="a" * 600), *[text("a" * 50)] * 40)
+    assert (await stream(ours)).response["error"]["message"] == TOO_LONG
+
+
+async def test_only_the_total_length_of_chunks_is_limited(short_texts: None, ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*[text("a")] * 900, finish())
+    done = await stream(ours)
+    assert (done.terminal, done.response["output"][0]["content"][0]["text"]) == ("response.completed", "a" * 900)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_text_that_is_too_long_in_its_first_chunk_is_a_502(
+    short_texts: None, patient: Ours, upstream: ScriptedUpstream, streamed: bool
+) -> None:
+    if streamed:
+        upstream.stream(text("a" * 1001), finish())
+    else:
+        upstream.whole(completion({"content": "a" * 1001}))
+    response = await patient.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": streamed})
+    assert (response.status_code, response.json()["error"]["message"]) == (502, TOO_LONG)
+
+
+async def test_log_probabilities_do_not_count_towards_the_length_of_a_text(
+    short_texts: None, ours: Ours, upstream: ScriptedUpstream
+) -> None:
+    token = {"token": "a" * 30, "logprob": -0.1, "bytes": [97] * 30, "top_logprobs": []}
+    body = completion({"content": "a" * 900})
+    body["choices"][0]["logprobs"] = {"content": [token] * 30}
+    upstream.whole(body)
+    assert (await whole(ours))["output"][0]["content"][0]["text"] == "a" * 900
+
+
+async def test_the_maximum_includes_all_turns_and_tool_results(
     start_bounded: StartBounded, upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     ours = start_bounded(4000, tools__allow_private_urls=True)
@@ -169,4 +227,5 @@ async def test_the_index_of_a_call_may_be_any_number(ours: Ours, upstream: Scrip
     upstream.whole(completion({"content": "ok"}))
     upstream.stream(delta(tool_calls=[fragment]), finish("tool_calls"))
     await whole(ours)
-    assert [item["type"] for item in (await stream(ours)).response["output"]] == ["function_call"]
+    tool = {"type": "function", "name": "f"}
+    assert [item["type"] for item in (await stream(ours, tools=[tool])).response["output"]] == ["function_call"]

@@ -38,7 +38,7 @@ ANSWERED = [name for name in NAMES if name not in FAILED]
 
 
 def queue(upstream: ScriptedUpstream, name: str) -> None:
-    """Queue a capture as the next answer, split as vLLM wrote it."""
+    """Queue a capture as the next answer, in the same network reads as from vLLM."""
     pieces = [piece + b"\n\n" for piece in body(name).split(b"\n\n") if piece.strip()] if is_stream(name) else [body(name)]
     upstream.queue(Answer(pieces, status(name), SSE if is_stream(name) else JSON))
 
@@ -111,7 +111,9 @@ def expect(document: dict[str, Any], answer: Said) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-async def test_a_captured_answer_becomes_the_expected_items(ours: Ours, upstream: ScriptedUpstream, name: str) -> None:
+async def test_a_captured_answer_has_the_expected_items_streamed_or_whole(
+    ours: Ours, upstream: ScriptedUpstream, name: str
+) -> None:
     answer, asked = said(name), request(name)
     queue(upstream, name)
     queue(upstream, name)

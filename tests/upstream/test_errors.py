@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from responses_mw.errors import UpstreamBrokeOff
-from responses_mw.upstream.errors import from_frame, from_status, from_transport
+from responses_mw.upstream.errors import find_error, from_frame, from_status, from_transport
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
@@ -45,7 +45,7 @@ def test_an_exhausted_quota_is_not_an_overload() -> None:
 
 
 @pytest.mark.parametrize("value", [[], {}, 5, True, ["validation"]])
-def test_the_members_of_an_error_may_have_any_type(value: object) -> None:
+def test_error_members_of_the_wrong_type_are_ignored(value: object) -> None:
     members = dict.fromkeys(("type", "error_type", "param", "code", "http_status_code"), value)
     for error in (from_frame({"message": "no", **members}), from_status(500, orjson.dumps(members), httpx.Headers())):
         assert (error.status, error.param, error.code) == (502, None, None)
@@ -92,3 +92,61 @@ def test_a_failed_connection_attempt_is_an_overload_and_a_broken_connection_is_n
     assert from_transport(httpx.ConnectTimeout("refused")).is_overload
     assert not from_transport(httpx.ReadError("reset")).is_overload
     assert not from_transport(TimeoutError()).is_overload
+
+
+def test_the_headers_about_retries_are_forwarded() -> None:
+    given = {"retry-after-ms": "1500", "x-should-retry": "false", "retry-after": "9"}
+    error = from_status(503, b"busy", httpx.Headers(given))
+    assert error.headers == given
+    assert error.retry_after == 1.5
+    assert from_status(503, b"busy", httpx.Headers({"retry-after-ms": "soon", "retry-after": "9"})).retry_after == 9
+
+
+ERRORS = [
+    ({"error": {"message": "boom"}}, "boom", 502),
+    ({"error": {"error": {"message": "boom", "code": 429}}}, "boom", 429),
+    ({"error": "boom"}, "boom", 502),
+    ({"object": "error", "message": "boom", "code": 400}, "boom", 400),
+    ({"object": "error", "error": ""}, "The upstream reported an error in its stream.", 502),
+    ({"type": "error", "message": "boom"}, "boom", 502),
+    ({"message": "boom"}, "boom", 502),
+    ({"detail": "boom"}, "boom", 502),
+    ({"detail": [{"msg": "boom"}]}, '[{"msg":"boom"}]', 502),
+    ({"msg": "boom", "code": "500"}, "boom", 502),
+    ({"code": 1302, "msg": "boom"}, "boom", 502),
+    ({"code": "InternalError", "message": "boom"}, "boom", 502),
+    ({"code": 400}, "The upstream reported an error in its stream.", 400),
+    ({"status": 422, "title": "boom"}, "boom", 422),
+    ({"status": "error"}, "The upstream reported an error in its stream.", 502),
+    ({"success": False}, "The upstream reported an error in its stream.", 502),
+    ({"choices": None, "base_resp": {"status_code": 1008, "status_msg": "boom"}}, "boom", 502),
+    ({"choices": [], "base_resp": {"status_code": "1008", "status_msg": "boom"}}, "boom", 502),
+    ({"choices": [{"delta": {}, "error": {"message": "boom", "code": 502}}]}, "boom", 502),
+]
+
+
+@pytest.mark.parametrize(("frame", "message", "status"), ERRORS)
+def test_errors_of_all_known_forms_are_recognized(frame: dict[str, object], message: str, status: int) -> None:
+    found = find_error(frame)
+    assert found is not None
+    error = from_frame(found)
+    assert (error.message, error.status) == (message, status)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {},
+        {"choices": [], "usage": {"prompt_tokens": 1}, "error": None},
+        {"choices": [], "prompt_filter_results": [{}], "id": "", "object": ""},
+        {"choices": [{"delta": {"content": "x"}}], "message": "x", "detail": "x", "code": 5, "base_resp": {"status_code": 5}},
+        {"choices": [{"message": {"content": "x"}, "error": None}], "error": {}},
+        {"type": "ping"},
+        {"code": 0, "msg": "success"},
+        {"code": "200", "message": "OK"},
+        {"base_resp": {"status_code": 0, "status_msg": ""}, "status": "ok"},
+        {"prompt_progress": {"total": 5}, "message": None},
+    ],
+)
+def test_a_frame_without_an_error_raises_none(frame: dict[str, object]) -> None:
+    assert find_error(frame) is None

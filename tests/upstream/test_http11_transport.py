@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import errno
 import gc
 import gzip
-import ipaddress
 import resource
 import socket
 import ssl
 import struct
+import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.processes import free_port
+from responses_mw import descriptors
 from responses_mw.network import failure_reason
 from responses_mw.upstream.errors import from_transport
 from responses_mw.upstream.transports import connections as pool_module
 from responses_mw.upstream.transports import http11
+from responses_mw.upstream.transports.base import UpstreamTransport
+from responses_mw.upstream.transports.connections import ConnectionPool, origin_of
+from responses_mw.upstream.transports.fallback import HTTPXTransport
 from responses_mw.upstream.transports.http11 import NetworkTransport
+from tests.support.certificates import create_certificate
+from tests.support.garbage import count_of, nothing_left
 from tests.support.ipv6 import needs_ipv6
 
 if TYPE_CHECKING:
@@ -136,7 +139,7 @@ def reset(writer: Writer) -> None:
 
 
 async def ask(
-    transport: NetworkTransport, url: str, method: str = "GET", timeouts: dict[str, float] | None = None, **request: Any
+    transport: UpstreamTransport, url: str, method: str = "GET", timeouts: dict[str, float] | None = None, **request: Any
 ) -> httpx.Response:
     """Send a request and return the response, without reading its body."""
     request.setdefault("extensions", {})["timeout"] = timeouts or {}
@@ -155,7 +158,7 @@ def stream_of(response: httpx.Response) -> AsyncIterator[bytes]:
     return aiter(response.stream)
 
 
-async def fetch(transport: NetworkTransport, url: str, method: str = "GET", **request: Any) -> bytes:
+async def fetch(transport: UpstreamTransport, url: str, method: str = "GET", **request: Any) -> bytes:
     response = await ask(transport, url, method, **request)
     body = b"".join(await reads(response))
     await response.aclose()
@@ -209,7 +212,7 @@ async def test_the_target_defaults_to_path_and_query_of_the_url(transport: Netwo
 
 
 @pytest.mark.parametrize("value", ["a\r\nx-b: 2", "a\nx-b: 2", "a\rx-b: 2", "a\r\n\r\nGET / HTTP/1.1"])
-async def test_a_header_cannot_begin_another(transport: NetworkTransport, value: str) -> None:
+async def test_header_values_and_targets_with_line_breaks_are_refused(transport: NetworkTransport, value: str) -> None:
     served = Counted()
     async with listening(served) as url:
         with pytest.raises(httpx.LocalProtocolError):
@@ -720,6 +723,33 @@ async def test_data_that_arrives_while_the_reader_waits_can_be_diverted(transpor
     assert seen == [b"one", b"two", b"no!", b"bad"]
 
 
+async def test_a_reader_whose_data_always_arrives_in_time_can_be_cancelled(transport: NetworkTransport) -> None:
+    async def flood(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (256 * MIB))
+        for _ in range(256):
+            writer.write(bytes(MIB))
+            await writer.drain()
+
+    async def cancel_later(scope: anyio.CancelScope, begun: asyncio.Event) -> None:
+        await begun.wait()
+        scope.cancel()
+
+    async with listening(flood) as url:
+        received, begun = 0, asyncio.Event()
+        with anyio.CancelScope() as scope:
+            cancelling = asyncio.create_task(cancel_later(scope, begun))
+            response = await transport.handle_async_request(httpx.Request("GET", url))
+            async for data in stream_of(response):
+                received += len(data)
+                if received > 4 * MIB:
+                    begun.set()
+        await cancelling
+        await response.aclose()
+    assert scope.cancelled_caught
+    assert received < 32 * MIB
+
+
 async def test_a_cancelled_read_loses_no_data(transport: NetworkTransport) -> None:
     go = asyncio.Event()
 
@@ -957,7 +987,16 @@ async def test_an_unreachable_server_is_a_connect_error(transport: NetworkTransp
         await ask(transport, f"http://{host}:{free_port()}")
 
 
-async def test_reaching_the_limit_of_open_files_is_reported_as_such(transport: NetworkTransport) -> None:
+async def test_a_refused_connection_leaves_nothing_to_the_garbage_collector(transport: NetworkTransport) -> None:
+    async with nothing_left(partial(count_of, OSError, httpx.ConnectError)):
+        with suppress(httpx.ConnectError):
+            await ask(transport, f"http://localhost:{free_port()}")
+
+
+async def test_reaching_the_limit_of_open_files_is_reported_as_such(
+    transport: NetworkTransport, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "_next_report", 0.0)
     async with listening(forever) as url:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as last:
@@ -968,6 +1007,10 @@ async def test_reaching_the_limit_of_open_files_is_reported_as_such(transport: N
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert failure_reason(caught.value) == "this process may not open more files or connections"
+        error = from_transport(caught.value)
+        assert (error.status, error.cause, error.is_overload) == (503, "server", True)
+        logged = [record for record in caplog.records if record.name == descriptors.logger.name]
+        assert [record.levelname for record in logged] == ["ERROR"]
         assert await fetch(transport, url) == b"ok"
 
 
@@ -1032,10 +1075,22 @@ async def test_a_hanging_address_does_not_delay_the_next(transport: NetworkTrans
             loop.getaddrinfo = original  # type: ignore[method-assign]
 
 
+async def test_a_connection_to_an_ip_address_does_not_wait_for_hung_lookups(transport: NetworkTransport) -> None:
+    loop, end = asyncio.get_running_loop(), threading.Event()
+    hung = [loop.run_in_executor(None, end.wait, 60) for _ in range(64)]
+    try:
+        async with listening(forever) as url:
+            assert await fetch(transport, url) == b"ok"
+            assert not hung[0].done()
+    finally:
+        end.set()
+        await asyncio.gather(*hung)
+
+
 async def test_connections_set_tcp_nodelay(transport: NetworkTransport) -> None:
     async with listening(forever) as url:
         await fetch(transport, url)
-        (connection,) = transport._pool._idle
+        (connection,) = transport._pool._open
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
@@ -1047,20 +1102,7 @@ async def test_connections_set_tcp_nodelay(transport: NetworkTransport) -> None:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The TLS context of a server with a certificate for 127.0.0.1, and that of a client that trusts it."""
     path: Path = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (path / "cert.pem").write_bytes(certificate.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (path / "key.pem").write_bytes(private)
+    create_certificate(path)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(path / "cert.pem", path / "key.pem")
     return server, ssl.create_default_context(cafile=path / "cert.pem")
@@ -1177,6 +1219,181 @@ async def test_a_request_on_a_stale_tls_connection_is_retried(tls: TLS, monkeypa
         assert await fetch(transport, url) == b"ok"
 
 
+# -- server names --------------------------------------------------------------------------------------------------------
+
+
+NAMES = ["a.example", "b.example"]
+TRANSPORTS = pytest.mark.parametrize("kind", [NetworkTransport, HTTPXTransport])
+
+
+@pytest.fixture(scope="module")
+def named_tls(tmp_path_factory: pytest.TempPathFactory) -> TLS:
+    """The TLS context of a server with a certificate for `NAMES`, and that of a client that trusts it."""
+    path: Path = tmp_path_factory.mktemp("named-tls")
+    create_certificate(path, *NAMES)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(path / "cert.pem", path / "key.pem")
+    return server, ssl.create_default_context(cafile=path / "cert.pem")
+
+
+@asynccontextmanager
+async def naming(tls: ssl.SSLContext) -> AsyncIterator[tuple[str, list[str | None]]]:
+    """The URL of a server, and the server names that clients sent for its connections."""
+    sent: list[str | None] = []
+
+    def note(_: object, name: str | None, __: object) -> None:
+        sent.append(name)
+
+    tls.sni_callback = note
+    try:
+        async with listening(forever, ssl=tls) as url:
+            yield url, sent
+    finally:
+        tls.sni_callback = None
+
+
+def server_name(name: str) -> dict[str, Any]:
+    return {"sni_hostname": name}
+
+
+@TRANSPORTS
+async def test_a_server_name_is_sent_and_checked_instead_of_the_address(
+    named_tls: TLS, kind: type[NetworkTransport | HTTPXTransport]
+) -> None:
+    server, client = named_tls
+    async with kind(client) as transport, naming(server) as (url, sent):
+        assert await fetch(transport, url, extensions=server_name(NAMES[0])) == b"ok"
+        assert sent == NAMES[:1]
+        for extensions in (server_name("c.example"), {}):
+            with pytest.raises(httpx.ConnectError) as refused:
+                await ask(transport, url, extensions=extensions)
+            assert failure_reason(refused.value) == "its certificate is for another name"
+
+
+@TRANSPORTS
+async def test_two_server_names_at_one_address_never_share_a_connection(
+    named_tls: TLS, kind: type[NetworkTransport | HTTPXTransport]
+) -> None:
+    server, client = named_tls
+    async with kind(client) as transport, naming(server) as (url, sent):
+        for name in NAMES * 3:
+            await fetch(transport, url, extensions=server_name(name))
+    assert sent == NAMES
+
+
+@TRANSPORTS
+async def test_a_server_name_does_not_matter_without_tls(kind: type[NetworkTransport | HTTPXTransport], tls: TLS) -> None:
+    async with kind(tls[1]) as transport, listening(forever) as url:
+        assert await fetch(transport, url, extensions=server_name("a.example")) == b"ok"
+
+
+async def test_the_host_of_the_url_may_be_given_as_server_name(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)
+    served = Counted()
+    async with NetworkTransport(tls[1]) as transport, listening(served, ssl=tls[0]) as url:
+        await fetch(transport, url)
+        await fetch(transport, url, extensions=server_name("127.0.0.1"))
+    assert served.total == 1
+
+
+# -- retired addresses ---------------------------------------------------------------------------------------------------
+
+
+async def test_retiring_an_address_closes_its_idle_connections_only(transport: NetworkTransport) -> None:
+    removed, kept = Counted(), Counted()
+    async with listening(removed) as url, listening(kept) as other:
+        await asyncio.gather(*[fetch(transport, each) for each in [url, other] * 3])
+        before = kept.open
+        transport.retire(url + "/base")
+        await until(lambda: removed.open == 0)
+        assert kept.open == before
+        total = kept.total
+        for _ in range(before + 1):
+            assert await fetch(transport, other) == b"ok"
+        assert kept.total == total
+
+
+async def test_a_connection_that_is_in_use_when_its_address_is_retired_is_closed_after_the_response(
+    transport: NetworkTransport,
+) -> None:
+    rest = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PART)
+        await rest.wait()
+        writer.write(b"0\r\n\r\n")
+        await reader.read()
+
+    served = Counted(conversation)
+    async with listening(served) as url:
+        stream = stream_of(await ask(transport, url))
+        assert await anext(stream) == b"abc"
+        transport.retire(url)
+        rest.set()
+        assert [data async for data in stream] == []
+        await until(lambda: served.open == 0)
+        # The address may come back.
+        assert await fetch(transport, url) == b"abc"
+        assert (served.total, served.open) == (2, 1)
+
+
+async def test_a_connection_that_is_being_made_when_its_address_is_retired_is_used_once(
+    tls: TLS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)
+    accepted, proceed = asyncio.Event(), asyncio.Event()
+
+    async def slow(reader: Reader, writer: Writer) -> None:
+        accepted.set()
+        await proceed.wait()
+        inner = await asyncio.open_connection(*address)
+        await asyncio.gather(forward(reader, inner[1]), forward(inner[0], writer), return_exceptions=True)
+
+    async def forward(reader: Reader, writer: Writer) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+        finally:
+            writer.close()
+
+    served = Counted(slow)
+    async with (
+        NetworkTransport(tls[1]) as transport,
+        listening(forever, ssl=tls[0]) as inner,
+        listening(served) as plain,
+    ):
+        address = inner.removeprefix("https://").split(":")
+        url = plain.replace("http:", "https:")
+        request = asyncio.create_task(fetch(transport, url))
+        await accepted.wait()
+        transport.retire(url)
+        proceed.set()
+        assert await request == b"ok"
+        assert [await fetch(transport, url) for _ in range(2)] == [b"ok"] * 2
+        await until(lambda: served.open == 1)
+        assert served.total == 2
+
+
+async def test_retiring_an_address_for_one_server_name_keeps_the_connections_of_others(
+    named_tls: TLS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_KEEPALIVE_EXPIRY", 60)
+    server, client = named_tls
+    async with NetworkTransport(client) as transport, naming(server) as (url, sent):
+        for name in NAMES:
+            await fetch(transport, url, extensions=server_name(name))
+        transport.retire(url, NAMES[0])
+        for name in NAMES:
+            await fetch(transport, url, extensions=server_name(name))
+    assert sent == [*NAMES, NAMES[0]]
+
+
+async def test_retiring_an_address_without_connections_does_nothing(transport: NetworkTransport) -> None:
+    transport.retire("http://127.0.0.1:1")
+    transport.retire("https://[fd00::7]", "a.example")
+
+
 # -- closing the transport -----------------------------------------------------------------------------------------------
 
 
@@ -1226,3 +1443,13 @@ async def test_requests_and_streams_work_with_uvicorn(transport: NetworkTranspor
         response = await client.put(url, content=aiter(Body(b"hel", b"lo")))
         assert (response.content, response.headers["x-method"]) == (b"hello", "PUT")
     assert len(clients) == 1
+
+
+async def test_a_silent_connection_is_checked_by_the_kernel() -> None:
+    pool = ConnectionPool()
+    async with listening(forever) as url:
+        connection = await pool.acquire(origin_of(httpx.URL(url)), None, None)
+        bound = connection.transport.get_extra_info("socket")
+        assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        await pool.aclose()

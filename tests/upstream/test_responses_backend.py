@@ -9,7 +9,10 @@ import orjson
 import pytest
 
 from responses_mw import create_app
+from responses_mw.auth import ANONYMOUS
+from responses_mw.crypto import Sealer
 from responses_mw.telemetry.instruments import exposition
+from responses_mw.upstream.backends.base import ORIGINS
 from tests.support import oracle, scripted
 from tests.support.configured import make_settings
 from tests.support.scripted import BrokenOff, ScriptedUpstream
@@ -48,6 +51,20 @@ async def test_a_stream_of_the_upstream_is_relayed_with_new_ids(relaying: Ours, 
         "stream": True,
         "temperature": 0.5,
     }
+
+
+async def test_a_text_that_is_too_long_fails_the_response(
+    relaying: Ours, upstream: ScriptedResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("stream", "decoding"):
+        monkeypatch.setattr(f"responses_mw.upstream.{module}.MAX_TEXT", 1000)
+    events = answer("a" * 99)
+    is_delta = [event["type"] == "response.output_text.delta" for event in events]
+    begin, end = is_delta.index(True), len(is_delta) - is_delta[::-1].index(True)
+    upstream.stream(*events[:begin], *events[begin:end] * 50, *events[end:], done=False)
+    failed = await oracle.stream(relaying)
+    assert failed.terminal == "response.failed"
+    assert failed.response["error"]["message"] == "The upstream's answer has more than 1000 characters of text."
 
 
 @pytest.mark.both_mounts
@@ -122,7 +139,7 @@ async def test_this_server_can_be_mounted_as_its_own_upstream_in_one_process(ser
 
 
 @pytest.mark.both_mounts
-async def test_background_responses_run_here_and_not_in_the_upstream(
+async def test_background_responses_run_in_this_server_and_not_in_the_upstream(
     start_at: Start, mount: str, upstream: ScriptedResponses
 ) -> None:
     ours = start_at(mount, upstream__api="responses", auth__secret_keys=["s" * 40])
@@ -162,6 +179,24 @@ async def test_a_stream_without_a_terminal_event_is_a_failed_response(
         assert streamed.response["error"]["message"] == "Out of memory."
 
 
+@pytest.mark.parametrize("kind", [None, "", "realtime.response"])
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
+async def test_a_json_answer_without_an_object_member_is_accepted(
+    relaying: Ours, upstream: ScriptedResponses, kind: str | None, status: str
+) -> None:
+    error = {"code": "server_error", "message": "Out of memory."} if status == "failed" else None
+    upstream.whole({**response(item(), status=status, error=error), "object": kind})
+    document = await oracle.whole(relaying)
+    assert (document["object"], document["status"], document["output_text"]) == ("response", status, "Hello")
+    assert document["error"] == error
+
+
+async def test_an_error_without_an_output_is_a_502(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole({"error": {"message": "Out of memory."}, "output": None})
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
+    assert (answered.status_code, answered.json()["error"]["message"]) == (502, "Out of memory.")
+
+
 async def test_an_answer_that_is_not_a_response_is_a_502(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(scripted.completion({"content": "Hello"}))
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
@@ -169,7 +204,8 @@ async def test_an_answer_that_is_not_a_response_is_a_502(relaying: Ours, upstrea
 
 
 @pytest.mark.parametrize("kind", [None, [], {}, 5])
-async def test_an_event_without_a_valid_type_is_a_502(relaying: Ours, upstream: ScriptedResponses, kind: Any) -> None:
+async def test_an_event_without_a_valid_type_is_a_502(start: Start, upstream: ScriptedResponses, kind: Any) -> None:
+    relaying = start(upstream__api="responses", upstream__status_grace=60)
     upstream.stream({"type": kind}, answer()[-1], done=False)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
     assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
@@ -236,6 +272,16 @@ async def test_reasoning_encrypted_here_is_sent_back_decrypted(
     await oracle.whole(ours, input=[{"role": "user", "content": "Hi"}, thought, {"role": "user", "content": "And?"}])
     sent = upstream.requests[1].json["input"][1]
     assert (sent["content"][0]["text"], "encrypted_content" in sent) == ("Hm.", False)
+
+
+async def test_encrypted_copies_of_calls_are_not_sent(start: Start, upstream: ScriptedResponses) -> None:
+    """Another replica made them for a call of a chat server."""
+    ours = start(upstream__api="responses", auth__secret_keys=["k" * 40])
+    envelope = Sealer(["k" * 40]).seal(b'{"call_1": {"id": "0"}}', purpose=ORIGINS, owner=ANONYMOUS)
+    copies = {"type": "reasoning", "summary": [], "encrypted_content": envelope}
+    upstream.whole(response(item()))
+    await oracle.whole(ours, input=[{"role": "user", "content": "Hi"}, copies, {"role": "user", "content": "And?"}], **CARRIED)
+    assert [one.get("type") for one in upstream.requests[0].json["input"]] == ["message", "message"]
 
 
 async def test_reasoning_encrypted_by_the_upstream_is_sent_back_unchanged(relaying: Ours, upstream: ScriptedResponses) -> None:
@@ -393,3 +439,21 @@ async def test_a_compaction_item_of_the_upstream_is_sent_back_unchanged(relaying
     theirs: Any = {"type": "compaction", "encrypted_content": "sealed elsewhere"}
     await relaying.client.responses.create(model="tiny", input=[*TALK, theirs])
     assert [one["type"] for one in upstream.requests[0].json["input"]] == ["message", "message", "compaction"]
+
+
+async def test_the_upstreams_own_file_search_is_relayed(relaying: Ours, upstream: ScriptedResponses) -> None:
+    found = {"file_id": "file_theirs", "filename": "a.md", "score": 0.5, "attributes": {}, "text": "28 days"}
+    searched = {"id": "fs_theirs", "type": "file_search_call", "status": "completed", "queries": ["leave"], "results": [found]}
+    cited = {"type": "file_citation", "index": 7, "file_id": "file_theirs", "filename": "a.md"}
+    message = item("28 days【9】")
+    message["content"][0]["annotations"] = [cited]
+    tool = {"type": "file_search", "vector_store_ids": ["vs_theirs"]}
+    upstream.whole(response(searched, message))
+    document = await oracle.whole(relaying, tools=[tool], include=["file_search_call.results"])
+    asked = upstream.requests[0].json
+    assert (asked["tools"], asked["include"]) == ([tool], ["file_search_call.results"])
+    relayed, answered = document["output"]
+    assert relayed == {**searched, "id": relayed["id"]}
+    assert relayed["id"].startswith("fs_")
+    assert answered["content"][0]["annotations"] == [cited]
+    assert answered["content"][0]["text"] == "28 days【9】"

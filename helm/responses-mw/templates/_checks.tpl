@@ -1,9 +1,7 @@
 {{/* Checks that a schema cannot express: values that require or exclude others. Every rendering begins here (configmap.yaml). */}}
 {{- define "responses-mw.checks" -}}
 {{- $values := .Values -}}
-{{- if not $values.upstream.url -}}
-{{- fail "upstream.url is required: the Chat Completions server, e.g. --set upstream.url=http://vllm:8000" -}}
-{{- end -}}
+{{- include "responses-mw.checkUpstreams" . -}}
 {{- include "responses-mw.checkSecrets" . -}}
 {{- include "responses-mw.checkTryout" . -}}
 {{- if and $values.prompts.files $values.prompts.existingConfigMap -}}
@@ -32,8 +30,23 @@
 {{- if and $values.sandbox.token $values.sandbox.existingSecret -}}
 {{- fail "sandbox.existingSecret replaces sandbox.token: set only one of them" -}}
 {{- end -}}
+{{- include "responses-mw.checkUI" . -}}
 {{- if hasPrefix "unix:" $values.redis.url -}}
 {{- fail "redis.url must be the URL of a server, because pods cannot share a socket" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.checkUI" -}}
+{{- $values := .Values -}}
+{{- if and $values.ui.token $values.ui.existingSecret -}}
+{{- fail "ui.existingSecret replaces ui.token: set only one of them" -}}
+{{- end -}}
+{{- $settings := $values.settings.ui | default dict -}}
+{{- if or (hasKey $settings "mode") (hasKey $settings "actions") (dig "ui" "token" "" $values.secretSettings) (dig "ui" "token" "" $values.secretRefs) -}}
+{{- fail "set ui.mode, ui.actions, and ui.token or ui.existingSecret, instead of the settings of the group ui" -}}
+{{- end -}}
+{{- if and (include "responses-mw.hasUI" .) $values.networkPolicy.enabled $values.serviceMonitor.enabled (not $values.networkPolicy.metricsFrom) -}}
+{{- fail "ui.mode needs networkPolicy.metricsFrom if serviceMonitor is enabled: the peers of Prometheus. Otherwise, all pods of the cluster could reach the inspector" -}}
 {{- end -}}
 {{- end }}
 

@@ -98,6 +98,13 @@ httpGet:
       name: {{ include "responses-mw.sandboxSecret" .root }}
       key: token
 {{- end }}
+{{- if include "responses-mw.hasUI" .root }}
+- name: RESPONSES_MW_UI_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "responses-mw.uiSecret" .root }}
+      key: token
+{{- end }}
 {{- range $group, $settings := .root.Values.secretRefs }}
 {{- range $name, $ref := $settings }}
 - name: {{ include "responses-mw.variable" (list $group $name) }}
@@ -106,6 +113,7 @@ httpGet:
       {{- toYaml $ref | nindent 6 }}
 {{- end }}
 {{- end }}
+{{- include "responses-mw.upstreamEnv" .root }}
 {{- with .root.Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

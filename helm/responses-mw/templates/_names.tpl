@@ -71,6 +71,18 @@ namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname
 {{- .Values.replicaCount | default (ternary 1 2 .Values.tryout.enabled) -}}
 {{- end }}
 
+{{/* Not empty if the inspector is on. */}}
+{{- define "responses-mw.hasUI" -}}
+{{- if ne .Values.ui.mode "off" -}}
+yes
+{{- end -}}
+{{- end }}
+
+{{/* The Secret with the token of the inspector. */}}
+{{- define "responses-mw.uiSecret" -}}
+{{- .Values.ui.existingSecret | default (printf "%s-ui" (include "responses-mw.fullname" .)) -}}
+{{- end }}
+
 {{- define "responses-mw.sandboxSecret" -}}
 {{- .Values.sandbox.existingSecret | default (printf "%s-sandbox" (include "responses-mw.fullname" .)) -}}
 {{- end }}

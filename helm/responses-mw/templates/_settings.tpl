@@ -13,8 +13,11 @@
 
 {{/* The server's settings that are not secrets, as NAME: "value". */}}
 {{- define "responses-mw.settings" -}}
-{{- $settings := dict "upstream" (dict "url" .Values.upstream.url) -}}
-{{- $server := dict "admin_host" "0.0.0.0" "admin_port" .Values.adminPort -}}
+{{- $settings := dict -}}
+{{- with include "responses-mw.upstreamURL" .Values.upstream -}}
+{{- $_ := set $settings "upstream" (dict "url" .) -}}
+{{- end -}}
+{{- $server := dict "admin_host" .Values.listenHost "admin_port" .Values.adminPort -}}
 {{- if include "responses-mw.prompts" . -}}
 {{- $_ := set $server "prompts_dir" "/etc/responses-mw-prompts" -}}
 {{- end -}}
@@ -28,10 +31,13 @@
 {{- if .Values.sandbox.enabled -}}
 {{- $_ := set $settings "tools" (dict "sandbox_url" (printf "http://%s-sandbox:8090/mcp" (include "responses-mw.fullname" .))) -}}
 {{- end -}}
+{{- if include "responses-mw.hasUI" . -}}
+{{- $_ := set $settings "ui" (dict "mode" .Values.ui.mode "actions" .Values.ui.actions) -}}
+{{- end -}}
 {{- if .Values.apiKeys.existingSecret -}}
 {{- $_ := set $settings "auth" (dict "api_keys" (printf "@/etc/responses-mw/%s" .Values.apiKeys.key)) -}}
 {{- end }}
-RESPONSES_MW_HOST: "0.0.0.0"
+RESPONSES_MW_HOST: {{ .Values.listenHost | quote }}
 RESPONSES_MW_PORT: "8080"
 {{- include "responses-mw.variables" (merge (deepCopy .Values.settings) $settings) }}
 {{- end }}
@@ -93,22 +99,38 @@ RESPONSES_MW_TOOLS_MCP_SERVERS: {{ toJson . | quote }}
 {{- end }}
 {{- end }}
 
+{{/* The number of seconds in server.drain_timeout, which may have a unit as in the settings of the server. */}}
 {{- define "responses-mw.drainSeconds" -}}
 {{- $server := .Values.settings.server | default dict -}}
-{{- ternary (get $server "drain_timeout") 30 (hasKey $server "drain_timeout") -}}
+{{- $value := include "responses-mw.value" (ternary (get $server "drain_timeout") 30 (hasKey $server "drain_timeout")) | trim -}}
+{{- $factors := dict "none" 1 "ms" 0.001 "s" 1 "m" 60 "h" 3600 "d" 86400 "w" 604800 -}}
+{{- mulf (regexFind "^[0-9.]+" $value) (get $factors (regexFind "[a-z]+$" $value | default "none")) -}}
 {{- end }}
 
 {{/*
-The ports of all configured servers: the port in each URL, or the default of its scheme. 6379 is always included, because Redis's
-URL may be in a Secret that the chart cannot read, and because the master that the Sentinels name may listen on this port.
+The ports of all configured servers: the port in each URL, or the default of its scheme. The address of an object store may be in
+extraEnv. 6379 is always included, because Redis's URL may be in a Secret that the chart cannot read, and because the master that
+the Sentinels name may listen on this port.
 */}}
 {{- define "responses-mw.ports" -}}
 {{- $cache := .Values.settings.cache | default dict -}}
+{{- $files := .Values.settings.files | default dict -}}
 {{- $search := .Values.settings.search | default dict -}}
-{{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $cache "embedding_url") (get $search "url") -}}
+{{- $urls := regexSplit ",\\s*" (replace "dns+" "" (include "responses-mw.upstreamURLs" .)) -1 -}}
+{{- $urls = concat $urls (list .Values.telemetry.endpoint (get $cache "embedding_url") (get $cache "judge_url") (get $search "url")) -}}
+{{- $urls = concat $urls (list (get $files "embedding_url") (get $files "rerank_url") (get $files "docling_url")) -}}
+{{- if regexMatch "^(s3|gs|az)://" (get $files "url" | default "") -}}
+{{- $endpoints := list -}}
+{{- range .Values.extraEnv -}}
+{{- if regexMatch "^(AWS_ENDPOINT(_URL(_S3)?)?|AZURE_(STORAGE_)?ENDPOINT|GOOGLE_BASE_URL)$" .name -}}
+{{- $endpoints = append $endpoints (get . "value") -}}
+{{- end -}}
+{{- end -}}
+{{- $urls = concat $urls (compact $endpoints | default (list "https://the-providers-own")) -}}{{/* only its port is read */}}
+{{- end -}}
 {{- $provider := get $search "provider" | default "none" -}}
 {{- if not (or (get $search "url") (has $provider (list "none" "searxng")) (contains "/" $provider)) -}}
-{{- $urls = append $urls "https://the-providers-own" -}}{{/* only its port is read */}}
+{{- $urls = append $urls "https://the-providers-own" -}}
 {{- end -}}
 {{- range values (.Values.mcpServers | default dict) -}}
 {{- $urls = append $urls (get . "url") -}}

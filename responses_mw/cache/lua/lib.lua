@@ -3,6 +3,8 @@
 -- share its prefix:
 --   g                 generation: entries of another generation are treated as deleted
 --   b:<id>            body of an entry: generation, colon, record
+--   a:<id>            alias: generation|judge|similarity|id of the entry whose question the judge found to be the same
+--   j:<id>            hash of an entry's verdicts: judge:id of the other phrasing -> 'y', 'n', or when a claim to judge it ends (ms)
 --   f:<id>            flight: token of the request that computes the answer, or '-' if the answer is known not to be cacheable
 --   i                 zset: ids by expiry (ms)
 --   e                 hash: id -> 'size|partition|response|space'
@@ -33,6 +35,16 @@ local function read(id)
   return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
 end
 
+-- Return the record of the entry that an alias of this judge names, its remaining ms, its id, and the similarity; or nil.
+local function follow(id, judge)
+  local alias = redis.call('GET', prefix .. 'a:' .. id)
+  if not alias then return nil end
+  local made, by, similarity, target = string.match(alias, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+  if made ~= generation() or by ~= judge then return nil end
+  local record, left = read(target)
+  return record, left, target, similarity
+end
+
 -- Return the number of a new entry. Numbers start at the current time in ms, so that none is used twice even if 'n' was lost.
 local function next_number()
   redis.call('SET', prefix .. 'n', now_ms(), 'NX')
@@ -60,8 +72,20 @@ local function since(partition, space, after, limit)
   return answer
 end
 
+-- Remove the verdicts on an entry and the aliases that name it.
+local function drop_verdicts(id)
+  local verdicts = prefix .. 'j:' .. id
+  local found = redis.call('HGETALL', verdicts)
+  for i = 1, #found, 2 do
+    local alias = prefix .. 'a:' .. string.match(found[i], '[^:]*$')
+    if found[i + 1] == 'y' and string.match(redis.call('GET', alias) or '', '[^|]*$') == id then redis.call('UNLINK', alias) end
+  end
+  if #found > 0 then redis.call('UNLINK', verdicts) end
+end
+
 -- Remove an entry and everything that refers to it. The entry's body may have expired already, and Redis may have evicted 'e'.
 local function drop(id)
+  drop_verdicts(id)
   redis.call('ZREM', prefix .. 'i', id)
   local facts = redis.call('HGET', prefix .. 'e', id)
   if not facts then return end

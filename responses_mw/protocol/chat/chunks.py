@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from ..request.checks import malformed
+from ...errors import UpstreamError
 from ..types import Chunk
+from .deltas import READ
+
+
+def malformed(member: str) -> NoReturn:
+    """Raise `UpstreamError` because `member` of the upstream's answer has an invalid type."""
+    raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
@@ -22,10 +28,25 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
     """Convert a `chat.completion` to a single chunk. Raises `UpstreamError` if its choices, message or calls are malformed."""
-    return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
+    choices = choices_of(completion)
+    whole = ({**choice, "delta": whole_delta(choice)} if choice.get("message") else choice for choice in choices)
+    return {**completion, "choices": list(whole)}
 
 
-def _delta(choice: dict[str, Any]) -> dict[str, Any]:
+def delta_of(choice: dict[str, Any], *, is_first: bool) -> Any:
+    """Return the delta of a choice, or None. `is_first` is whether the answer has had no output yet.
+
+    A gateway may send a whole message as the only chunk of a stream, or the text of the older Completions API.
+    """
+    if choice.get("delta"):
+        return choice["delta"]
+    if is_first and isinstance(choice.get("message"), dict):
+        return whole_delta(choice)
+    return {"content": choice["text"]} if choice.get("text") else None
+
+
+def whole_delta(choice: dict[str, Any]) -> dict[str, Any]:
+    """Convert the `message` of a choice to a single delta. Raises `UpstreamError` if the message or its calls are malformed."""
     message = choice.get("message") or {}
     if not isinstance(message, dict):
         malformed("message")
@@ -38,13 +59,13 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 # -- halves of characters ----------------------------------------------------------------------------------------------
 
 _PAIR = rb"ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}"
-_WHOLE = re.compile(rb"(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*+" % _PAIR, re.DOTALL | re.IGNORECASE)  # JSON without halves
+_WHOLE = re.compile(rb"(?>(?:[^\\]++|\\(?:%b|(?!ud[89a-f]).))*)" % _PAIR, re.DOTALL | re.IGNORECASE)  # JSON without halves
 _ESCAPE = re.compile(rb"\\(?:%b|(?P<half>ud[89a-f][0-9a-f]{2})|.)" % _PAIR, re.DOTALL | re.IGNORECASE)
 _HALF_AT_END = re.compile(rb'(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2})(?=")', re.IGNORECASE)  # a first half that ends a string
 _HALF_AT_BEGIN = re.compile(rb'(?<=[^\\]")\\ud[c-f][0-9a-f]{2}', re.IGNORECASE)  # a second half that begins a string
 _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments|delta)": ?"[^"]')
 # The whole response, an error, or the end of the stream, which must not wait for another frame.
-_END = re.compile(rb'"(?:response|error)": ?\{|"(?:object|type)": ?"error"|^\[DONE\]')
+_END = re.compile(rb'"(?:response|error)": ?\{|"(?:object|type)": ?"error"|^\s*"?\[DONE\]')
 _MAX_HELD = 16  # maximum number of frames that are held back
 
 
@@ -71,14 +92,14 @@ class SurrogateHalves:
         if 0 < len(self._held) < _MAX_HELD and not (_SOME_TEXT.search(frame) or _END.search(frame)):
             self._held.append(frame)
             return []
-        frame = self._joined(frame)
+        frame = self._join(frame)
         ready = self.flush()
         if _HALF_AT_END.search(frame) and not _END.search(frame):
             self._held = [frame]
             return ready
         return [*ready, _without_halves(frame)]
 
-    def _joined(self, frame: bytes) -> bytes:
+    def _join(self, frame: bytes) -> bytes:
         """Move the first half of a character from the frame that is held back to `frame`, if it has the second half."""
         if self._held and (half := _HALF_AT_END.search(self._held[0])):
             frame, joined = _HALF_AT_BEGIN.subn(lambda second: half[2] + second[0], frame)
@@ -107,7 +128,7 @@ def _without_halves(frame: bytes) -> bytes:
 # 3. If a server varies more than the text (a timestamp, a counter), learning is useless and stops after a few failures.
 
 _TEXTS = ("content", "reasoning", "reasoning_content")
-_DELTAS = (*_TEXTS, "refusal", "tool_calls")
+_DELTAS = tuple(READ - {"role"})
 _OTHER_MEMBERS = ("index", "logprobs", "finish_reason", "token_ids")
 _FIRST_CREDIT = 8
 

@@ -2,19 +2,22 @@
 
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
 2. The outputs of calls directly follow the message with the calls, in the order of the calls. Tool messages hold only text.
-   Therefore, the other parts of outputs, such as images, follow in one user message.
+   Therefore, the other parts of outputs, such as images, follow in one user message. A message that stands before an output,
+   after the call, goes ahead of the message with the call.
 3. A call without an output gets OpenAI's 400, and so does an output without a call. Interrupted (`incomplete`) calls without
    an output are an exception. They were never executed, and are left out.
-4. If the server executed a call, the call's item contains the result. The model may have seen the result before it wrote the
-   next item. Therefore, the call is the last one in its assistant message.
-5. If the user approves a call, the model sees its `mcp_call` item and not the request for approval. If the user declines, the
-   model sees the call, with a note that it was not approved. An unanswered request is not sent.
+4. If the server executed a call, the call's item contains the result. The model has seen the result before it wrote the next
+   item, unless this item has the mark of the same turn (`origin`). So an item without the mark begins another message.
+5. If the user approves a call, the model sees the call where it requested the approval, with the result in the `mcp_call` item.
+   If the user declines, the model sees a note that the call was not approved. An unanswered request is left out.
 6. Reasoning is sent back only if the dialect has a field for reasoning. By default, only the reasoning after the last user
    message is sent. If `reasoning.context` is `all_turns`, all reasoning is sent.
-7. Some chat templates refuse two user messages in a row. Therefore, a turn that consists only of reasoning becomes an empty
-   assistant message. The summary of a compaction is joined with the user message that follows.
+7. Some chat templates refuse two user messages in a row, or a user message after results. Therefore, a turn that leaves nothing
+   (only reasoning, calls that are left out) becomes an empty assistant message. The summary of a compaction is joined with the
+   user message that follows.
 8. Reasoning was interrupted if it is `incomplete`, or if an interrupted server-side call follows it. The model did not see this
    reasoning when the answer was requested again. Therefore, it is left out if more reasoning or text follows.
+9. A call has the id and the other members that the upstream gave it (`origin`).
 """
 
 from __future__ import annotations
@@ -25,14 +28,15 @@ from typing import Any, NamedTuple, NoReturn
 import orjson
 
 from ...errors import BadRequest
-from ..parts import Content, reasoning_text, to_chat_content, to_tool_content
-from ..request import checks
+from .. import checks, json_limits, origin
+from ..dialects import Dialect
+from ..parts import Content, is_unfinished, reasoning_text, to_chat_content, to_tool_content
 from ..request.items import ITEMS
 from ..request.tools import history_name, search_output
-from ..tool_kinds.form import MAX_NESTING, parse_arguments
+from ..tool_kinds.form import MAX_NESTING, Role, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import Item, Message, Part
-from .dialects import Dialect
+from .order import WRITTEN, approved_calls, early_messages, role_of
 from .truncation import links
 
 Names = Callable[[Item], str]  # returns the name of the function that an item calls
@@ -76,8 +80,11 @@ class _PendingCall(NamedTuple):
 
     item: Item
     position: int
-    call_id: str
     content: str | list[Part] | None = None
+
+    @property
+    def call_id(self) -> str:
+        return str(self.item.get("call_id", ""))
 
 
 class _MessageBuilder:
@@ -92,54 +99,88 @@ class _MessageBuilder:
         self._offset = offset
         self._names = names
         self._results = results
-        users = (position for position, item in enumerate(items) if item.get("role") == "user")
-        self._reasoning_from = 0 if all_reasoning else max(users, default=0)
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self._has_reasoned = False  # even if the reasoning itself is not sent back
-        self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
-        self._calls: list[_PendingCall] = []
-        self._open_call_ids: set[str] = set()
         # Maps positions of calls to those of outputs, and positions of approval requests to those of responses.
         self._answers = dict(links(items))
         self._linked_outputs = frozenset(self._answers.values())
+        self._roles = [role_of(item) for item in items]
+        self._early = early_messages(self._roles, self._answers)
+        self._approved = approved_calls(items) if Role.APPROVAL_REQUEST in self._roles else {}
+        self._moved_calls = frozenset(self._approved.values())
+        users = (position for position, item in enumerate(items) if item.get("role") == "user" and position not in self._early)
+        self._reasoning_from = 0 if all_reasoning else max(users, default=0)
+        self._last_role = ""  # role of the last message that is no system or developer message
         self._summary: Message | None = None
+        self._is_unfinished = False  # whether the last item is a message that the model continues
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_PendingCall] = []
+        self._open_call_ids: set[str] = set()
+        self._has_results = False  # whether a result of the message's calls is known
+        self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
+        self._has_reasoned = False  # even if the reasoning itself is not sent back
+        self._has_left_out = False  # whether a call was left out
 
     def take(self, item: Item, position: int) -> None:
         """Convert the next item. Raises `NotSupported` if its type is unknown, as in a history that a newer version stored."""
         kind = ITEMS.get(item["type"])
         if kind is None:
             checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")
-        if kind.role != "nothing":
-            getattr(self, kind.role)(item, position)
+        if kind.role is Role.NOTHING or position in self._moved_calls:
+            return
+        if self._has_results and self._roles[position] in WRITTEN and not origin.is_same_turn(item):
+            self.close()
+        self._convert(kind.role, item, position)
+        self._is_unfinished = self._dialect.prefill is not None and is_unfinished(item)
+
+    def _convert(self, role: Role, item: Item, position: int) -> None:
+        match role:
+            case Role.MESSAGE:
+                self._convert_message(item, position)
+            case Role.REASONING:
+                self._convert_reasoning(item, position)
+            case Role.COMPACTION:
+                self._convert_compaction(item, position)
+            case Role.CALL:
+                self._convert_call(item, position)
+            case Role.OUTPUT:
+                self._check_output(item, position)
+            case Role.SERVED_CALL:
+                self._convert_served_call(item, position)
+            case Role.APPROVAL_REQUEST:
+                self._convert_approval_request(item, position)
 
     def _path(self, position: int) -> str:
         return f"input[{position - self._offset}]" if position >= self._offset else "input"
 
     # -- one method for each role of an item -------------------------------------------------------------------------
 
-    def message(self, item: Item, position: int) -> None:
+    def _convert_message(self, item: Item, position: int) -> None:
         if item["role"] == "assistant":
             self._drop_broken_reasoning()
-            self._texts.extend(part.get("text") or part.get("refusal") or "" for part in item.get("content") or ())
+            texts = [part.get("text") or part.get("refusal") or "" for part in item.get("content") or ()]
+            if self._is_unfinished and self._texts and texts:
+                self._texts[-1] += texts.pop(0)  # the model has continued its message
+            self._texts.extend(texts)
             return
-        if item["role"] == "user" and self._has_reasoned and self.messages and self.messages[-1]["role"] == "user":
-            self._texts = self._texts or [""]
-        self.close()
         role = "system" if item["role"] == "developer" and not self._dialect.developer_role else item["role"]
         content = to_chat_content(item["content"], self._dialect, f"{self._path(position)}.content", flat=role != "user")
+        if position not in self._early:
+            self._end_turn()
         if role == "user" and self.messages and self.messages[-1] is self._summary:
             content = _joined([self.messages.pop()["content"], content])
-        self.messages.append({"role": role, "content": content})
+        self._add({"role": role, "content": content})
 
-    def compaction(self, item: Item, position: int) -> None:
+    def _convert_compaction(self, item: Item, position: int) -> None:
         if "content" not in item:  # not decrypted
             return
         self.close()
         self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self._path(position))}
-        self.messages.append(self._summary)
+        self._add(self._summary)
 
-    def reasoning(self, item: Item, position: int) -> None:
+    def _convert_reasoning(self, item: Item, position: int) -> None:
         self._has_reasoned = True
         self._drop_broken_reasoning()
         self._has_broken_off = item.get("status") == "incomplete"
@@ -151,14 +192,14 @@ class _MessageBuilder:
             self._reasoning.clear()
         self._has_broken_off = False
 
-    def call(self, item: Item, position: int) -> None:
-        self._calls.append(_PendingCall(item, position, item.get("call_id", "")))
-        self._open_call_ids.add(item.get("call_id", ""))
+    def _convert_call(self, item: Item, position: int) -> None:
+        self._calls.append(call := _PendingCall(item, position))
+        self._open_call_ids.add(call.call_id)
+        self._has_left_out |= item.get("status") == "incomplete" and position not in self._answers
 
-    def output(self, item: Item, position: int) -> None:
+    def _check_output(self, item: Item, position: int) -> None:
         call_id, code = item.get("call_id", ""), "missing_tool_call"
-        if call_id in self._open_call_ids:
-            self.close()
+        self._has_results |= call_id in self._open_call_ids
         if position in self._linked_outputs:
             return
         message = f"No tool call found for {_words(item)} with call_id {call_id}."
@@ -166,34 +207,56 @@ class _MessageBuilder:
             message, code = f"The {_words(call)} {call_id} already has an output; send each output once.", "duplicate_item"
         raise BadRequest(message, param=self._path(position), code=code)
 
-    def served_call(self, item: Item, position: int) -> None:
-        if item["id"] in self._results:
-            self._add_served(item, position, self._results[item["id"]])
-        elif is_finished(item):
-            self._add_served(item, position, output_of(item))
-        else:
+    def _convert_served_call(self, item: Item, position: int) -> None:
+        content = self._result_of(item)
+        if content is not None:
+            self._add_served(item, position, content)
+            return
+        self._has_left_out = True
+        if not self._has_results:
             self._has_broken_off = not self._texts
 
-    def approval_request(self, item: Item, position: int) -> None:
+    def _convert_approval_request(self, item: Item, position: int) -> None:
+        if position in self._approved:
+            executed = self._approved[position]
+            content = self._result_of(self._items[executed])
+            if content is not None:
+                self._add_served(item, executed, content)
+                return
         answer = self._items[self._answers[position]] if position in self._answers else {"approve": True}
-        if not answer["approve"]:
+        if answer["approve"]:
+            self._has_left_out = True
+        else:
             reason = answer.get("reason")
             self._add_served(item, position, "The user did not approve this call." + (f" Reason: {reason}" if reason else ""))
+
+    def _result_of(self, item: Item) -> str | list[Part] | None:
+        """Return the result of a server-side call, or None if the call was not executed."""
+        if item["id"] in self._results:
+            return self._results[item["id"]]
+        return output_of(item) if is_finished(item) else None
 
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once, because no output refers to it
+        self._calls.append(_PendingCall(item, position, content))
+        self._has_results = True
+
+    def _end_turn(self) -> None:
+        """Finish the current assistant message, before a message of another role. If nothing is left, it is empty (rule 7)."""
+        has_left_out = self._has_left_out
+        if (has_left_out or self._has_reasoned) and self._last_role in ("user", "tool"):
+            self._texts = self._texts or [""]
         self.close()
+        if has_left_out and self._last_role == "tool":
+            self._add_assistant("", "", [])
 
     def close(self) -> None:
         """Finish the current assistant message, and add the outputs of its calls."""
         waited = [(call, self._output_for(call)) for call in self._calls]
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
-        self._texts, self._reasoning, self._calls = [], [], []
-        self._has_reasoned = self._has_broken_off = False
-        self._open_call_ids.clear()
+        self._begin_turn()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
         self._add_outputs(answered)
@@ -201,11 +264,17 @@ class _MessageBuilder:
     def _add_outputs(self, answered: Sequence[tuple[_PendingCall, str | list[Part], int]]) -> None:
         shown: list[dict[str, Any]] = []
         for call, content, position in answered:
-            message, others = to_tool_content(call.call_id, content, self._dialect, f"{self._path(position)}.output")
-            self.messages.append(message)
+            path = f"{self._path(position)}.output"
+            message, others = to_tool_content(origin.id_of(call.item), content, self._dialect, path)
+            self._add(message)
             shown.extend(others)
         if shown:  # after all outputs, because nothing may separate calls from outputs
-            self.messages.append({"role": "user", "content": shown})
+            self._add({"role": "user", "content": shown})
+
+    def _add(self, message: Message) -> None:
+        self.messages.append(message)
+        if message["role"] not in ("system", "developer"):
+            self._last_role = message["role"]
 
     def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
         """Return the output of a call, and the position of the item that contains it.
@@ -241,14 +310,13 @@ class _MessageBuilder:
             message[self._dialect.reasoning_field] = reasoning
         if calls:
             if text and not self._dialect.content_with_calls:
-                self.messages.append(message)
+                self._add(message)
                 message = {"role": "assistant"}
-            message["tool_calls"] = [self._chat_call(call) for call in calls]
-        self.messages.append(message)
+            message["tool_calls"] = [self._chat_call(call.item) for call in calls]
+        self._add(message)
 
-    def _chat_call(self, call: _PendingCall) -> dict[str, Any]:
-        function = {"name": self._names(call.item), "arguments": _chat_arguments(arguments_of(call.item), self._dialect)}
-        return {"id": call.call_id, "type": "function", "function": function}
+    def _chat_call(self, item: Item) -> dict[str, Any]:
+        return origin.chat_call(item, self._names(item), _chat_arguments(arguments_of(item), self._dialect))
 
     def _answered_call(self, call_id: str) -> Item | None:
         calls = [position for position in self._answers if self._items[position].get("call_id") == call_id]
@@ -273,7 +341,7 @@ def _chat_arguments(arguments: str, dialect: Dialect) -> Any:
         arguments = orjson.dumps(parsed).decode()
     if not dialect.object_arguments:
         return arguments
-    checks.depth(parsed, MAX_NESTING)
+    json_limits.depth(parsed, MAX_NESTING)
     return parsed
 
 

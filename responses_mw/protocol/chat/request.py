@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest
-from ..request import checks
+from .. import checks
+from ..dialects import Dialect
+from ..parts import is_unfinished
 from ..request.create import CreateResponse
 from ..request.tools import choice_names, namer
 from ..tool_kinds.form import OfferedFunction
 from ..types import ChatRequest, Item, Part, Tool
-from .dialects import Dialect
+from .combination import Combination, combine
 from .messages import to_messages
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
@@ -30,9 +32,9 @@ GRAMMARS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How the upstream continues an interrupted answer, which is the last message of the request."""
+    """How the upstream continues an unfinished message, which is the last one of the request."""
 
-    tokens: int = 0  # number of tokens of the answer so far, which count towards the limits of the request
+    tokens: int = 0  # number of tokens of an interrupted answer, which count towards the limits of the request
     without_thinking: bool = False  # whether to turn reasoning off, so that the server's parser does not expect any
 
 
@@ -45,8 +47,7 @@ def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
     )
-    wanted = request.text.get("format", {"type": "text"})
-    return wanted["type"] != "text" or (is_forced and first_turn) or not GRAMMARS.isdisjoint(request.extra)
+    return request.wants_format or (is_forced and first_turn) or not GRAMMARS.isdisjoint(request.extra)
 
 
 def to_chat(
@@ -60,13 +61,15 @@ def to_chat(
     first_turn: bool = True,
     results: Mapping[str, str | list[Part]] | None = None,
     prefill: Prefill | None = None,
+    combination: Combination = Combination.TOGETHER,
 ) -> ChatRequest:
     """Build the chat request for one turn.
 
     `items` are all items that the model sees. The request's own input begins at `items[own]`. `model` is the upstream's name
     for the model. `results` maps the ids of call items in this run to the results that the model sees. Only the first turn
-    forces a tool call, because a later turn must be able to answer. With `prefill`, or if the last item is an incomplete
-    message of the assistant, the model continues this message, provided that the dialect supports it.
+    forces a tool call, because a later turn must be able to answer. `combination` is how the upstream combines the format with
+    the tools. With `prefill`, or if the last item is an incomplete message of the assistant, the model continues this message,
+    provided that the dialect supports it.
 
     Raises `BadRequest` if there are no messages or the dialect cannot express the request, and the errors of `to_messages`.
     """
@@ -85,26 +88,27 @@ def to_chat(
     body: ChatRequest = {**request.extra, "model": model, "messages": messages}
     _add_sampling(body, request, dialect)
     _add_output_limits(body, request, dialect)
-    _add_reasoning(body, request, dialect)
+    add_reasoning(body, request, dialect)
     _add_verbosity(body, request, dialect)
     _add_format(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
+    combine(body, combination, dialect)
     _add_hints(body, request, dialect)
     _add_prefill(body, items, dialect, prefill)
     if request.stream:
         body["stream"] = True
         if dialect.stream_usage:
-            body["stream_options"] = {"include_usage": True}
+            body["stream_options"] = {"include_usage": True, **(dialect.usage_per_chunk if prefill else {})}
     return body
 
 
 def _add_prefill(body: ChatRequest, items: Sequence[Item], dialect: Dialect, prefill: Prefill | None) -> None:
-    last = items[-1] if items else {}
-    is_unfinished = last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
-    if dialect.prefill and (prefill or is_unfinished):
+    if dialect.prefill and (prefill or (items and is_unfinished(items[-1]))):
         body |= {dialect.prefill: True, "add_generation_prompt": False}
     if prefill is None:
         return
+    if "echo" in body:  # vLLM and llama.cpp would send the message again
+        body["echo"] = False
     for name in _LIMITS:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
@@ -141,7 +145,7 @@ def _add_output_limits(body: ChatRequest, request: CreateResponse, dialect: Dial
             body["top_logprobs"] = request.top_logprobs
 
 
-def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+def add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
     effort = request.reasoning.get("effort")
     if effort is None:
         return
@@ -163,11 +167,11 @@ def _add_verbosity(body: ChatRequest, request: CreateResponse, dialect: Dialect)
 
 
 def _add_format(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    wanted = request.text.get("format", {"type": "text"})
-    if wanted["type"] == "text":
+    if not request.wants_format:
         return
     if dialect.response_format == "refused":
         dialect.unsupported("text.format", "cannot constrain its output")
+    wanted = request.text["format"]
     kind = wanted["type"]
     schema = {name: wanted[name] for name in ("name", "description", "schema", "strict") if name in wanted}
     body["response_format"] = {"type": kind, kind: schema} if schema else {"type": kind}

@@ -1,6 +1,6 @@
 """Drop the oldest items of a list that does not fit the context window (`truncation: auto`).
 
-1. Instructions, system and developer messages, compactions and `additional_tools` are never dropped.
+1. Instructions, system and developer messages, compactions, `additional_tools` and configuration updates are never dropped.
 2. Older exchanges are dropped as a whole: user messages together with the items that answer them. The remaining items begin
    with a user message, because chat templates expect one. The last user messages are kept.
 3. After the last user messages, the oldest steps of the tool loop are dropped. A step is an assistant's text and calls,
@@ -14,7 +14,9 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
+from ..request.configuration import CONFIGURATION_UPDATE
 from ..request.items import ITEMS
+from ..tool_kinds.form import Role
 from ..types import Item
 
 
@@ -51,9 +53,12 @@ class Truncation:
         return [item for position, item in enumerate(self._items) if position not in dropped]
 
 
+_KEPT = frozenset({"additional_tools", "compaction", CONFIGURATION_UPDATE})
+
+
 def is_kept(item: Item) -> bool:
     """Return whether the item is always kept (rule 1)."""
-    return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
+    return item.get("role") in ("system", "developer") or item["type"] in _KEPT
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
@@ -93,12 +98,12 @@ def links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
     waiting: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
     answers: list[tuple[int, tuple[str, str]]] = []
     for position, item in enumerate(items):
-        role = ITEMS[item["type"]].role if item["type"] in ITEMS else "nothing"
-        if role == "call":
+        role = ITEMS[item["type"]].role if item["type"] in ITEMS else Role.NOTHING
+        if role is Role.CALL:
             waiting["call", item.get("call_id", "")].append(position)
-        elif role == "output":
+        elif role is Role.OUTPUT:
             answers.append((position, ("call", item.get("call_id", ""))))
-        elif role == "approval_request":
+        elif role is Role.APPROVAL_REQUEST:
             waiting["approval", item["id"]].append(position)
         elif item["type"] == "mcp_approval_response":
             answers.append((position, ("approval", item["approval_request_id"])))

@@ -7,18 +7,19 @@ settings, the headers or the history are checked elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from ...errors import BadRequest
-from ..response.text import MAX_TOP_LOGPROBS
+from .. import checks
+from ..checks import Check, among, closed_object
 from ..types import Item, Tool
-from . import checks
-from .checks import Check, among, closed_object
+from .configuration import check_reasoning, check_text, updates
 from .items import parse_input, parse_previous
-from .tools import check_number_of_tools, check_tool_choice, check_tools
+from .tools import check_form_of_choice, check_number_of_tools, check_tool_choice, check_tools
 
 INCLUDABLE = frozenset(
     {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs"}
@@ -26,6 +27,7 @@ INCLUDABLE = frozenset(
     | {"reasoning.encrypted_content", "message.output_text.logprobs"}
 )
 SERVICE_TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"})
+MAX_TOP_LOGPROBS = 20
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 # -- checks of single parameters ---------------------------------------------------------------------------------------
@@ -50,28 +52,6 @@ def check_metadata(value: Any, path: str) -> dict[str, str]:
     return metadata
 
 
-_summary = among("auto", "concise", "detailed")
-_reasoning_options = closed_object(
-    effort=among("none", "minimal", "low", "medium", "high", "xhigh", "max"),
-    summary=_summary,
-    generate_summary=_summary,
-    context=among("auto", "current_turn", "all_turns"),
-    mode=among("standard"),
-)
-
-
-def _reasoning(value: Any, path: str) -> dict[str, Any]:
-    reasoning: dict[str, Any] = _reasoning_options(value, path)
-    deprecated = reasoning.pop("generate_summary", None)
-    return {"summary": deprecated, **reasoning} if deprecated else reasoning
-
-
-_json_schema = checks.fields(
-    {"name": partial(checks.string, pattern=r"[a-zA-Z0-9_-]{1,64}"), "schema": checks.json_object},
-    strict=checks.boolean,
-    description=checks.string,
-)
-_format = checks.by_type({"text": checks.as_it_is, "json_object": checks.as_it_is, "json_schema": _json_schema})
 _penalty = partial(checks.number, minimum=-2, maximum=2)
 
 
@@ -118,11 +98,11 @@ class CreateResponse:
     presence_penalty: Annotated[float | None, _penalty] = None
     previous_response_id: Annotated[str | None, checks.string] = None
     prompt: Annotated[dict[str, Any] | None, checks.mapping] = None
-    """Reference to the prompt template that `responses_mw.engine.prompt_templates` has expanded into this request."""
+    """Reference to the prompt template that `responses_mw.asgi.prompt_templates` has expanded into this request."""
     prompt_cache_key: Annotated[str | None, checks.string] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, checks.mapping] = None
     prompt_cache_retention: Annotated[str | None, among("in_memory", "24h")] = None
-    reasoning: Annotated[dict[str, Any], _reasoning] = field(default_factory=dict)
+    reasoning: Annotated[dict[str, Any], check_reasoning] = field(default_factory=dict)
     safety_identifier: Annotated[str | None, checks.string] = None
     service_tier: Annotated[str | None, among(*SERVICE_TIERS)] = None
     store: Annotated[bool, checks.boolean] = True
@@ -132,9 +112,7 @@ class CreateResponse:
         dict[str, Any], closed_object(include_obfuscation=checks.boolean, include_usage=checks.boolean)
     ] = field(default_factory=dict)
     temperature: Annotated[float | None, partial(checks.number, minimum=0, maximum=2)] = None
-    text: Annotated[dict[str, Any], closed_object(format=_format, verbosity=among("low", "medium", "high"))] = field(
-        default_factory=dict
-    )
+    text: Annotated[dict[str, Any], check_text] = field(default_factory=dict)
     top_logprobs: Annotated[int | None, partial(checks.integer, minimum=0, maximum=MAX_TOP_LOGPROBS)] = None
     top_p: Annotated[float | None, partial(checks.number, minimum=0, maximum=1)] = None
     truncation: Annotated[str, among("auto", "disabled")] = "disabled"
@@ -143,6 +121,10 @@ class CreateResponse:
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or "message.output_text.logprobs" in self.include
+
+    @property
+    def wants_format(self) -> bool:
+        return bool(self.text.get("format", {"type": "text"})["type"] != "text")
 
     @property
     def wants_summary(self) -> bool:
@@ -162,6 +144,9 @@ REFUSED: dict[str, str] = {
     "access_programs": "it belongs to OpenAI's hosted platform.",
     "image": "images are not generated here.",
     "moderation": "it belongs to OpenAI's hosted platform.",
+    # from the beta of the reference
+    "betas": "there are no beta features here.",
+    "multi_agent": "it belongs to OpenAI's hosted platform.",
     # from Chat Completions; if forwarded, they would conflict with the parameters that are sent upstream
     "messages": _CHAT_NAME.format("input"),
     "max_tokens": _CHAT_NAME.format("max_output_tokens"),
@@ -174,6 +159,18 @@ REFUSED: dict[str, str] = {
     "function_call": _CHAT_NAME.format("tool_choice"),
     "n": "a response has only one answer.",
 }
+
+STEERING = frozenset(
+    # vLLM and SGLang: the order of requests, other servers to fetch from or to use, options of multimodal input and of plugins
+    {"priority", "kv_transfer_params", "vllm_xargs", "mm_processor_kwargs", "media_io_kwargs", "data_parallel_rank"}
+    | {"bootstrap_host", "bootstrap_port", "bootstrap_room", "lora_path", "session_params", "custom_logit_processor", "rid"}
+    # Dynamo; llama.cpp: the slot and the adapters; Ollama: how long a model stays in memory
+    | {"nvext", "id_slot", "lora", "keep_alive"}
+    # LiteLLM: another server, credential or price
+    | {"api_base", "base_url", "api_key", "api_version", "custom_llm_provider", "fallbacks", "model_list", "user_config"}
+    | {"organization", "extra_headers", "mock_response", "input_cost_per_token", "output_cost_per_token"}
+)
+"""Fields with which a client would steer an upstream, or spend more there, in the name of the operator."""
 
 # Codex sends client_metadata, and clients of vLLM send request_id. The upstream does not need these.
 _OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "client_metadata", "request_id"})
@@ -189,6 +186,8 @@ def parse(body: Any, size: int = 0) -> CreateResponse:
     _refuse_names(given)
     known = {name: PARAMETERS[name](value, name) for name, value in given.items() if name in PARAMETERS}
     _check_background(known)
+    choice = given.get("tool_choice", "auto")
+    check_form_of_choice(choice)  # before the tools, whose errors would hide it
     check_number_of_tools(given.get("tools"), given.get("input"))
     tools = check_tools(given.get("tools", []))
     items = _items(given)
@@ -197,9 +196,18 @@ def parse(body: Any, size: int = 0) -> CreateResponse:
         size=size,
         extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
         tools=tools,
-        tool_choice=check_tool_choice(given.get("tool_choice", "auto"), tools, items),
+        tool_choice=check_tool_choice(choice, tools, items),
         **known,
     )
+
+
+def configured(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:
+    """Return `request` with the parameters that the `configuration_update` items in `items` set."""
+    members = updates(items)
+    if not members:
+        return request
+    reasoning, text = ({**getattr(request, name), **members.get(name, {})} for name in ("reasoning", "text"))
+    return replace(request, reasoning=reasoning, text=text)
 
 
 def refuse_unknown(body: Any) -> None:
@@ -213,6 +221,20 @@ def refuse_unknown(body: Any) -> None:
             similar = get_close_matches(shown, _NOT_FORWARDED - REFUSED.keys(), 1)
             hint = f" Did you mean '{similar[0]}'?" if similar else ""
             raise BadRequest(f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter")
+
+
+def steering_fields(allowed: Iterable[str]) -> frozenset[str]:
+    """Return the fields that steer the upstream, without those in `allowed`, where `*` allows all."""
+    names = frozenset(name.casefold() for name in allowed)
+    return frozenset() if "*" in names else STEERING - names
+
+
+def refuse_steering(body: Any, refused: frozenset[str]) -> None:
+    """Raise `BadRequest` if `body` has a field in `refused` that is not null. Some upstreams ignore the case of names."""
+    for name, value in body.items() if refused and isinstance(body, dict) else ():
+        if value is not None and name.casefold() in refused:
+            shown = name[:64]
+            raise BadRequest(f"'{shown}' is not accepted here. The setting upstream.allowed_fields allows it.", param=shown)
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
@@ -231,8 +253,6 @@ def _refuse_names(given: dict[str, Any]) -> None:
 
 
 def _check_background(known: dict[str, Any]) -> None:
-    if known.get("background") and known.get("store") is False:
-        raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
     window = known.get("background_options", {}).get("completion_window", "soonest")
     standard = known.get("service_tier", "auto") in ("auto", "default")
     if window != "soonest" and not (known.get("background") and standard and not known.get("stream")):

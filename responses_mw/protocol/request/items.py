@@ -14,16 +14,17 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
+from .. import checks, json_limits, origin
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, reasoning_text
 from ..request.tools import BRINGS_TOOLS
-from ..tool_kinds.form import ItemKind, check_call_id, flat_name
+from ..tool_kinds.form import ItemKind, Role, flat_name
 from ..tool_kinds.registry import TOOL_ITEMS
 from ..types import Item, Message
-from . import checks
+from .configuration import CONFIGURATION_UPDATE, check_update
 from .tools import check_brought_tools
 
 _role = checks.among("user", "assistant", "system", "developer")
-_id = partial(checks.string, max_length=256)
+_common = checks.fields(id=partial(checks.string, max_length=256), upstream=origin.check)
 
 
 def user_message(text: str) -> Item:
@@ -38,7 +39,7 @@ def parse_input(value: Any, path: str = "input") -> list[Item]:
     """Check an `input`, and return its items. A string becomes a user message."""
     if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
-    return checks.each(item, max_length=checks.MAX_ITEMS)(value, path)
+    return checks.each(item, max_length=json_limits.MAX_ITEMS)(value, path)
 
 
 def item(value: Any, path: str) -> Item:
@@ -53,20 +54,22 @@ def item(value: Any, path: str) -> Item:
         given["type"] = "message" if "role" in given else "item_reference"
     kind = checks.string(given["type"], f"{path}.type")
     if kind in NOT_SERVED:
-        checks.unsupported(f"{path}.type", f"items of type '{kind}' are not served (yet).")
+        checks.unsupported(f"{path}.type", f"items of type '{kind}' are not supported.")
     if kind not in ITEMS:
         checks.wrong_value(f"{path}.type", kind, ITEMS.keys())
-    if "id" in given:
-        _id(given["id"], f"{path}.id")
     if "status" in given:
         checks.one_of(given["status"], f"{path}.status", ITEMS[kind].statuses)
-    checked: Item = ITEMS[kind].check(given, path)
+    checked: Item = ITEMS[kind].check(_common(given, path), path)
     if kind in BRINGS_TOOLS:
         checked["tools"] = checks.required(checked, "tools", path, check_brought_tools)
     return checked
 
 
 def _message(value: Item, path: str) -> Item:
+    if value.get("role") == "tool":
+        checks.chat_name(f"{path}.role", "an item of type 'function_call_output'")
+    if value.get("tool_calls"):
+        checks.chat_name(f"{path}.tool_calls", "items of type 'function_call'")
     is_assistant = checks.required(value, "role", path, _role) == "assistant"
     content = value.get("content")
     if isinstance(content, str):
@@ -92,18 +95,20 @@ def _item_reference(value: Item, path: str) -> Item:
 _reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
 
 ITEMS: dict[str, ItemKind] = {
-    "message": ItemKind("msg", _message, "message"),
-    "reasoning": ItemKind("rs", lambda value, path: {"summary": [], **_reasoning(value, path)}, "reasoning"),
+    "message": ItemKind("msg", _message, Role.MESSAGE),
+    "reasoning": ItemKind("rs", lambda value, path: {"summary": [], **_reasoning(value, path)}, Role.REASONING),
     "item_reference": ItemKind("", _item_reference),
-    "compaction": ItemKind("cmp", _compaction, "compaction"),
+    "compaction": ItemKind("cmp", _compaction, Role.COMPACTION),
     "compaction_trigger": ItemKind("cmpt", checks.as_it_is),
+    CONFIGURATION_UPDATE: ItemKind("cu", check_update),
     "additional_tools": ItemKind("at", checks.fields(role=checks.among("developer"))),
     **TOOL_ITEMS,
 }
 ID_PREFIXES = {type_: kind.prefix for type_, kind in ITEMS.items() if kind.prefix}
 NOT_SERVED = frozenset(
-    {"computer_call", "computer_call_output", "configuration_update", "file_search_call", "image_generation_call"}
+    {"computer_call", "computer_call_output", "image_generation_call"}
     | {"program", "program_output"}
+    | {"agent_message", "multi_agent_call", "multi_agent_call_output"}  # from the beta of the reference
 )
 
 # -- encrypted reasoning -----------------------------------------------------------------------------------------------
@@ -111,13 +116,20 @@ NOT_SERVED = frozenset(
 # stores no responses here sends it back later (OpenAI reference, "Encrypted reasoning items").
 
 
-def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
-    """Return `items` with the missing content of encrypted reasoning items restored.
+def unsealed(
+    items: Sequence[Item],
+    unseal: Callable[[str], str | None],
+    unseal_origins: Callable[[str], Item | None],
+    *,
+    offset: int = 0,
+) -> list[Item]:
+    """Return `items` with the missing content of encrypted reasoning items restored, and missing members of calls (`origin`).
 
-    `unseal` returns the decrypted text, or None if this server did not encrypt it for the caller. If it returns None, the item
-    is not changed, because it may come from another server. Raises `BadRequest` if such an item has no readable text and is
-    part of the request's own input, which begins at `items[offset]`.
+    `unseal` returns the decrypted text, and `unseal_origins` the copies of such members, or None if this server did not encrypt
+    them for the caller. If both return None, the item is not changed, because it may come from another server. Raises
+    `BadRequest` if such an item has no readable text and is part of the request's own input, which begins at `items[offset]`.
     """
+    found: Item = {}
 
     def restored(item: Item, index: int) -> Item:
         if item["type"] != "reasoning" or "encrypted_content" not in item or item.get("content"):
@@ -125,11 +137,15 @@ def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offs
         text = unseal(item["encrypted_content"])
         if text is not None:
             return {**item, "content": [{"type": "reasoning_text", "text": text}]}
+        if origin.is_kept(item) and (copies := unseal_origins(item["encrypted_content"])) is not None:
+            found.update(copies)
+            return origin.decrypted(item)
         if index >= 0 and not reasoning_text(item):
             checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
         return item
 
-    return [restored(item, position - offset) for position, item in enumerate(items)]
+    opened = [restored(item, position - offset) for position, item in enumerate(items)]
+    return origin.restored(opened, found) if found else opened
 
 
 # -- vLLM's previous_input_messages ------------------------------------------------------------------------------------
@@ -147,10 +163,10 @@ def parse_previous(value: Any) -> list[Item]:
     `BadRequest` if a message is invalid, or if there are more than `MAX_ITEMS` messages or items.
     """
     history = _PreviousMessages()
-    for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=checks.MAX_ITEMS)):
+    for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=json_limits.MAX_ITEMS)):
         path = f"{_PREVIOUS}[{index}]"
         history.add(checks.mapping(one, path), path)
-        checks.array(history.items, _PREVIOUS, max_length=checks.MAX_ITEMS)  # one message can become many items
+        checks.array(history.items, _PREVIOUS, max_length=json_limits.MAX_ITEMS)  # one message can become many items
     return history.items
 
 
@@ -189,16 +205,20 @@ class _PreviousMessages:
             self._add_reasoning(checks.string(message[member], f"{path}.{member}"))
         if text := _text(message, path):
             self.items.append(_assistant_message(text))
-        for index, one in enumerate(calls):
-            where = f"{path}.tool_calls[{index}]"
-            call = checks.mapping(one, where)
-            function = checks.required(call, "function", where, checks.mapping)
-            name = checks.required(function, "name", f"{where}.function", checks.string)
-            arguments = checks.string(function.get("arguments", ""), f"{where}.function.arguments")
-            self._add_call(name, arguments, self._call_id(call.get("id"), f"{where}.id"))
+        for index, call in enumerate(calls):
+            self._add_chat_call(call, f"{path}.tool_calls[{index}]")
+
+    def _add_chat_call(self, value: Any, path: str) -> None:
+        call = checks.mapping(value, path)
+        function = checks.required(call, "function", path, checks.mapping)
+        name = checks.required(function, "name", f"{path}.function", checks.string)
+        arguments = checks.string(function.get("arguments", ""), f"{path}.function.arguments")
+        self._add_call(name, arguments, self._call_id(call.get("id"), f"{path}.id"))
 
     def _call_id(self, given: Any, path: str) -> str:
-        return f"call_{len(self.items)}" if given is None else check_call_id(given, path)
+        if given is None:
+            return f"call_{len(self.items)}"
+        return checks.string(given, path, max_length=origin.MAX_BYTES)  # it may be the upstream's own id
 
     def _add_reasoning(self, text: str) -> None:
         self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})

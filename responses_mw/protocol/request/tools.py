@@ -16,17 +16,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from ..tool_kinds.form import MAX_NAME, NAME, OfferedFunction, flat_name, paragraphs
-from ..tool_kinds.registry import SERVED_TOOLS, TOOL_ITEMS, TOOL_KINDS
+from .. import checks, json_limits
+from ..tool_kinds.form import MAX_NAME, NAME, OfferedFunction, flat_name, paragraphs, refuse_chat_form
+from ..tool_kinds.registry import SERVED_TOOLS, TOOL_ITEMS, TOOL_KINDS, UNSERVED
 from ..types import Item, Tool
-from . import checks
 
 BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})  # types of the items that contain tool definitions
 _MAX_SUFFIX = 8  # maximum length of the suffix of a numbered name
-NOT_SERVED = frozenset(
-    {"computer", "computer_use", "computer_use_preview", "container", "file_search", "image_generation"}
-    | {"programmatic_tool_calling"}
-)
 
 # -- definitions -------------------------------------------------------------------------------------------------------
 
@@ -35,8 +31,8 @@ def check_number_of_tools(tools: Any, items: Any) -> None:
     """Raise `BadRequest` if the unchecked `tools` and `items` define more than `MAX_TOOLS` tools and namespaces."""
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
-    if number > checks.MAX_TOOLS:
-        expected = f"Expected at most {checks.MAX_TOOLS}, namespaces and input items included, but got {number}."
+    if number > json_limits.MAX_TOOLS:
+        expected = f"Expected at most {json_limits.MAX_TOOLS}, namespaces and input items included, but got {number}."
         checks.invalid("tools", f"too many tools. {expected}", "array_above_max_length")
 
 
@@ -58,6 +54,7 @@ def check_brought_tools(value: Any, path: str) -> list[Tool]:
     """Check the tools in an input item. Only tools that the client executes are allowed. They may be deferred."""
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
+        _refuse_unserved(tool["type"], f"{path}[{index}]")
         if tool["type"] in SERVED_TOOLS:
             checks.unsupported(f"{path}[{index}].type", f"a tool of type '{tool['type']}' must be in 'tools'.")
     return tools
@@ -67,21 +64,12 @@ _nested = checks.by_type({name: TOOL_KINDS[name].check for name in ("function", 
 _namespace = checks.fields(
     {"name": partial(checks.string, pattern=NAME), "tools": checks.each(_nested)}, description=checks.string
 )
-_known_tool = checks.by_type({**{name: kind.check for name, kind in TOOL_KINDS.items()}, "namespace": _namespace})
+_tools = checks.each(checks.by_type({**{name: kind.check for name, kind in TOOL_KINDS.items()}, "namespace": _namespace}))
 
 
-def _tool(value: Any, path: str) -> Any:
-    if isinstance(value, dict):
-        _refuse_not_served(value.get("type"), path)
-    return _known_tool(value, path)
-
-
-_tools = checks.each(_tool)
-
-
-def _refuse_not_served(kind: Any, path: str) -> None:
-    if isinstance(kind, str) and kind in NOT_SERVED:
-        checks.unsupported(f"{path}.type", f"tools of type '{kind}' are not served (yet).")
+def _refuse_unserved(kind: str, path: str) -> None:
+    if kind in UNSERVED.types:
+        checks.unsupported(f"{path}.type", f"tools of type '{kind}' are not supported.")
 
 
 def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
@@ -154,6 +142,8 @@ def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     MCP functions whose names collide are renamed to `<label>__<name>`. If names still collide, a number is added.
     """
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
+    if not listed:
+        return listed
     uses = Counter(one.name for one in listed)
     listed = [_with_label(one) if uses[one.name] > 1 else one for one in listed]
     taken = {one.name for one in listed}
@@ -207,15 +197,25 @@ _KIND_OF_ITEM = {type_: kind for kind in TOOL_KINDS.values() for type_ in kind.i
 _Key = tuple[Any, ...]
 
 
+def check_form_of_choice(choice: Any) -> None:
+    """Raise `BadRequest` if the `tool_choice` cannot be valid, whatever the tools are."""
+    if isinstance(choice, str):
+        checks.one_of(choice, "tool_choice", MODES)
+    else:
+        kind = checks.required(checks.mapping(choice, "tool_choice"), "type", "tool_choice", checks.string)
+        _refuse_unserved(kind, "tool_choice")
+        checks.one_of(kind, "tool_choice.type", _CHOICES.keys() | {"allowed_tools"})
+
+
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = ()) -> Any:
-    """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `MAX_TOOLS` tools.
+    """Check a `tool_choice`: a mode, one tool, or `allowed_tools` with at most `MAX_TOOLS` tools. Its form has been checked.
 
     The result has no null members, and `allowed_tools` always has a `mode`. Raises `BadRequest` if the choice is invalid, names
     a tool that is not in `tools` or `items`, or requires a call although there are no tools. For MCP tools, only the label of
     the server is checked.
     """
     if isinstance(choice, str):
-        checked: Any = checks.one_of(choice, "tool_choice", MODES)
+        checked: Any = choice
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
         known = _by_choice(offered(tools, items)).keys() | {_served_key(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
@@ -235,19 +235,20 @@ def choice_names(choice: dict[str, Any], functions: Sequence[OfferedFunction]) -
 
 def _choice_object(choice: Any, known: Collection[_Key]) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
-    if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
-        return _one_choice(checked, "tool_choice", known, _CHOICES.keys() | {"allowed_tools"})
-    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=checks.MAX_TOOLS))
-    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known, _CHOICES.keys()) for index, one in enumerate(listed)]
+    if checked["type"] != "allowed_tools":
+        return _one_choice(checked, "tool_choice", known)
+    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=json_limits.MAX_TOOLS))
+    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
 
 
-def _one_choice(choice: Any, path: str, known: Collection[_Key], supported: Collection[str]) -> dict[str, Any]:
+def _one_choice(choice: Any, path: str, known: Collection[_Key]) -> dict[str, Any]:
     checked = checks.mapping(choice, path)
     kind = checks.required(checked, "type", path, checks.string)
-    _refuse_not_served(kind, path)
-    checks.one_of(kind, f"{path}.type", supported)
+    _refuse_unserved(kind, path)
+    refuse_chat_form(checked, path)
+    checks.one_of(kind, f"{path}.type", _CHOICES.keys())
     _, members = _CHOICES[kind]
     for name in members:
         if name in checked or name == members[0]:

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import UpstreamBrokeOff
 from ...ids import RunIds
+from ...redaction import redacted
 from ..chat.chunks import Text
-from ..chat.tool_calls import ToolCall
+from ..chat.deltas import Dropped
+from ..citations import Sources
 from ..parts import reasoning_text
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
-from ..types import Chunk, Document, Item
+from ..types import Chunk, Document, Event, Item
+from .answer import INCOMPLETE, UpstreamAnswer
 from .document import add_usage, whole
-from .events import ADDED, Emitter, Event, NullEmitter, emit_done, emit_item, terminal_type
+from .events import ADDED, Emitter, NullEmitter, emit_done, emit_item, terminal_type
 from .replay import Phase, Takeover
-from .text import Source
+from .seam import Seam
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class ResponseOptions:
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
     """Encrypts the text of a reasoning item as its `encrypted_content`. None if the request does not ask for encryption."""
+    seal_origins: Callable[[str], str] | None = None
+    """Encrypts copies of what items keep of the upstream's messages (`protocol/origin.py`). None as for `seal`."""
 
 
 class ResponseBuilder(ABC):
@@ -44,16 +50,17 @@ class ResponseBuilder(ABC):
     `ResponsesPassthrough` does not override the members for calls and interruptions, because the upstream runs the tools.
     """
 
-    finish_reason: str | None = None
-    asked: Sequence[ToolCall] = ()  # the calls of the last turn that the server must execute
-    has_client_calls: bool = False  # whether the last turn has calls that the client executes
-    has_left_out: bool = False  # whether the last turn had more calls than `max_tool_calls` allows
-    sources: Sequence[Source] = ()  # the sources that the answer may cite
+    answer: UpstreamAnswer  # the last answer
+    is_draft: bool = False  # whether the turn is requested without the format of the answer. Its text is not shown
+    sources: Sources | None = None  # the sources that the answer may cite. None if there are no searches
     turn_begins_at: int = 0  # number of items before the current turn
+    unknown_finish_reason: str | None = None  # the last finish reason whose meaning is unknown
 
     def __init__(self, document: Document, ids: RunIds, options: ResponseOptions) -> None:
         """`document` is the newly created response. It is updated in place, and available as `response`."""
         self.response = document
+        self.dropped = Dropped()
+        """The members of the upstream's messages that the response lacks."""
         self._ids = ids
         self._options = options
         self._emitter: Emitter = Emitter()
@@ -61,7 +68,7 @@ class ResponseBuilder(ABC):
     # Beginning and end
 
     def discard_events(self) -> None:
-        """Discard all events that do not contain the document. Call this before the first event."""
+        """Discard all events but the terminal one. Call this before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
@@ -81,6 +88,10 @@ class ResponseBuilder(ABC):
             self._lifecycle("response.in_progress")
         return self._emitter.drain()
 
+    def follow(self, other: ResponseBuilder) -> None:
+        """Continue the events of `other`, which has no output."""
+        self._emitter = other._emitter
+
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
         """Continue the output of another worker. `number` is the sequence number of the next event.
 
@@ -89,13 +100,19 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def conclude(self, completed_at: int) -> None:
-        """Set the final status of the document after the last turn. `completed_at` is in seconds since the epoch."""
-        self.response.update(status="completed", completed_at=completed_at)
+        """Set the final status of the document after the last turn. `completed_at` is in seconds since the epoch.
+
+        If the clock was set back meanwhile, the response is completed when it was created.
+        """
+        self.response.update(status="completed", completed_at=max(completed_at, self.response["created_at"]))
 
     def fail(self, code: str, message: str) -> None:
         """Mark the document as failed, even after `conclude`."""
-        error = {"code": code, "message": message}
+        error = {"code": redacted(code), "message": redacted(message)}
         self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
+
+    def update_document(self) -> None:  # noqa: B027 (the document of a passthrough is always up to date)
+        """Write the open item's text so far to the document."""
 
     def terminal(self) -> list[Event]:
         """Emit the terminal event. If the document changes afterwards, call this again. The new event has the same number."""
@@ -105,7 +122,8 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def _lifecycle(self, *events: str) -> None:
-        self._emitter.emit(*events, response=whole(self.response, self._options.include))
+        if self._emitter.keeps(events[-1]):
+            self._emitter.emit(*events, response=whole(self.response, self._options.include))
 
     # Turns
 
@@ -139,10 +157,31 @@ class ResponseBuilder(ABC):
         name. `ResponsesPassthrough` raises `UpstreamBrokeOff` if the answer is incomplete.
         """
 
+    def end_without_calls(self) -> list[Event]:
+        """End the run after a turn whose calls were all omitted. If the turn has no items, emit a message that reports this."""
+        return []
+
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether the turn would be complete if the upstream ended its stream now."""
+        """Whether the turn would be complete if the upstream ended its stream now, without saying that it is over."""
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether the reason why the last answer ended is known to mean that the answer is complete."""
+        return True
+
+    def check_end(self, *, done: bool) -> None:
+        """Check the turn at the end of the stream. `done` is whether the upstream has said that the answer is over.
+
+        Raises `UpstreamBrokeOff` if the answer is incomplete or was aborted, and `UpstreamError` if there is no answer.
+        """
+        if not (done or self.ended):
+            raise UpstreamBrokeOff(INCOMPLETE)
+
+    @abstractmethod
+    def text_size(self) -> int:
+        """Return the number of characters that the model has written in the last turn: texts, reasoning and arguments."""
 
     @property
     def phase(self) -> Phase:
@@ -156,12 +195,24 @@ class ResponseBuilder(ABC):
         """
         raise NotImplementedError
 
-    def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
-        """Prepare for an answer that continues `text`, the message so far.
+    def expect(self, seam: Seam) -> None:
+        """Prepare for an answer that continues a message of the request in a new item."""
+        raise NotImplementedError
 
-        `usage` is the usage of the turn so far, as in a chat completion, or None if the tokens cannot be counted. If
-        `is_trimmed` is true, the upstream does not see the white space at the end of `text`.
+    def join(self, seam: Seam, usage: dict[str, Any] | None) -> None:
+        """Prepare for an answer that continues the interrupted message.
+
+        `usage` is the usage of the turn so far, as in a chat completion, or None if the tokens cannot be counted.
         """
+        raise NotImplementedError
+
+    @property
+    def uncounted(self) -> str | None:
+        """The text whose tokens must be passed to `count_held` before the turn ends, or None."""
+        return None
+
+    def count_held(self, tokens: int) -> None:
+        """Set the number of tokens of `uncounted`."""
         raise NotImplementedError
 
     @property
@@ -175,9 +226,9 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """Add the result of the next call in `asked`. `members` are the members of the call's item that hold the result.
+        """Add the result of the next call in `answer.asked`. `members` are the members of the call's item that hold the result.
 
-        `failed` says whether the call failed. Also emit the items that follow, up to the next call that the server executes.
+        `failed` is whether the call failed. Also emit the items that follow, up to the next call that the server executes.
         """
         raise NotImplementedError
 

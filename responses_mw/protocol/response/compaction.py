@@ -1,7 +1,7 @@
 """Compaction: replace the history with a summary (OpenAI reference, "Compaction").
 
 - A `compaction` item contains the encrypted summary. The model sees the summary as a user message, instead of the items before
-  the last compaction. System messages, developer messages and `additional_tools` are not replaced.
+  the last compaction. System messages, developer messages, `additional_tools` and configuration updates are not replaced.
 - Some clients, such as Codex, choose which messages to keep, and send these before the compaction. Therefore, if only user
   messages and items of the kinds above precede the compaction, it replaces no messages.
 - User messages at the end of the compacted items have not been answered yet. These messages are not summarized. They are
@@ -18,9 +18,9 @@ import orjson
 
 from ...errors import BadRequest
 from ...ids import RunIds
+from .. import checks
 from ..chat.request import GRAMMARS
 from ..chat.truncation import is_kept
-from ..request import checks
 from ..request.create import CreateResponse
 from ..request.items import user_message
 from ..types import Document, Item
@@ -28,7 +28,7 @@ from ..types import Document, Item
 TRIGGER = "compaction_trigger"
 DEFAULT_THRESHOLD = 100_000
 """Default of `compact_threshold`, in tokens. A history with more tokens is compacted."""
-SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
+SUMMARY = "This is a summary of the conversation so far. The earlier messages are no longer available."
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
 COMPACT_MEMBERS = _HINTS | {"model", "input", "instructions", "previous_response_id"}

@@ -79,6 +79,8 @@ def shown(item: Item, include: frozenset[str]) -> Item:
         if isinstance(seen.get("action"), dict):  # the item may come from an upstream's own Responses API
             seen["action"] = {name: value for name, value in seen["action"].items() if name not in hidden}
         return seen
+    if kind == "file_search_call" and "file_search_call.results" not in include:
+        return {**item, "results": None}
     if kind == "code_interpreter_call" and "code_interpreter_call.outputs" not in include:
         return {**item, "outputs": None}
     return item
@@ -163,11 +165,14 @@ class UsageSum:
         self._turn_before: dict[str, Any] | None = None
         self._part: dict[str, Any] | None = None
         self._is_known = True
+        self.repeated = 0
+        """Tokens of the interrupted answer that its continuation has repeated."""
 
     def continues(self, part: dict[str, Any] | None) -> None:
         """Record `part`, the chat usage of an interrupted answer that the next one continues, or None if it is unknown."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
+        self.repeated = 0
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return `total` plus the turn's usage, which is added only once. After `continues(None)`, always return None."""
@@ -175,7 +180,7 @@ class UsageSum:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)
         if self._part:
-            usage = _with_part(usage, self._part)
+            usage = _with_part(usage, self._part, self.repeated)
         before, self.reported, self._part, self._turn_before = self._turn_before, None, None, usage
         if before is None:
             return add_usage(total, usage)
@@ -185,13 +190,18 @@ class UsageSum:
         return add_usage(total, {**usage, "output_tokens_details": details})
 
 
-def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an interrupted answer (`part`) and its continuation, whose prompt contained that answer."""
-    prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
+def _with_part(usage: dict[str, Any], part: dict[str, Any], repeated: int) -> dict[str, Any]:
+    """Return the usage of an interrupted answer (`part`) and its continuation, whose prompt contained that answer.
+
+    Reasoning of the continuation is not counted, because the client does not see it, nor `repeated` tokens of its text.
+    """
+    prompt, details = part["input_tokens"], part["output_tokens_details"]  # the continuation of a text has no reasoning
+    new = usage["output_tokens"] - (usage["output_tokens_details"]["reasoning_tokens"] if repeated else 0)
+    answer = part["output_tokens"] + max(new - repeated, 0)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {name: min(count, prompt) for name, count in usage["input_tokens_details"].items()},
         "output_tokens": answer,
-        "output_tokens_details": part["output_tokens_details"],  # the continuation of a text has no reasoning
+        "output_tokens_details": details,
         "total_tokens": prompt + answer,
     }

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import orjson
 
 from ..parts import reasoning_text
-from ..types import Document, Item, Part
+from ..types import Document, Event, Item, Part
 
 ADDED = "response.output_item.added"
 DONE = "response.output_item.done"
@@ -86,14 +86,6 @@ def terminal_type(document: Document) -> str:
     return event if event in TERMINAL else "response.failed"
 
 
-@dataclass(slots=True)  # created for each token, in half the time of a named tuple
-class Event:
-    """An event in the stream of a response. The event and its data must not be changed after creation."""
-
-    type: str
-    data: dict[str, Any]  # all members, including `type` and `sequence_number`
-
-
 class Emitter:
     """Collects the events of a response in order and numbers them without gaps."""
 
@@ -102,6 +94,10 @@ class Emitter:
     def __init__(self) -> None:
         self.next_number = 0
         self._events: list[Event] = []
+
+    def keeps(self, event_type: str) -> bool:
+        """Return whether events of this type are kept. Others need not be emitted."""
+        return True
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
         """Add an event of each type. The `members` are copied, because the run keeps changing the document and its items."""
@@ -127,12 +123,15 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emits only events that contain the document. Their data has no type and no number, and refers to the document itself.
+    """Emits only the terminal event. Its data has no type and no number, and refers to the document itself.
 
-    If `emit` is called with several types, only the last one is emitted.
+    `keeps` must be asked before an event that contains the document is emitted.
     """
 
     __slots__ = ()
+
+    def keeps(self, event_type: str) -> bool:
+        return event_type in TERMINAL
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
         if "response" in members:
@@ -164,10 +163,7 @@ def ending(holder: dict[str, Any], target: EventTarget) -> dict[str, Any]:
 
 
 def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
-    """Emit the annotations of a text, and the `done` events of the text and its part. `place` holds the part's indices."""
-    for index, annotation in enumerate(part.get("annotations") or ()):
-        members = {"annotation_index": index, "annotation": annotation}
-        emitter.emit("response.output_text.annotation.added", **place, **members)
+    """Emit the `done` events of a text and its part. `place` holds the part's indices."""
     emitter.emit(f"{kind.stem}.done", **place, **ending(part, kind))
     emitter.emit(f"{PARTS[kind.holder]}.done", **place, part=part)
 
@@ -237,6 +233,9 @@ def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part:
     emitter.emit(f"{PARTS[kind.holder]}.added", **place, part=empty)
     if part[kind.member]:
         emitter.emit(f"{kind.stem}.delta", **place, delta=part[kind.member], **_logprobs(kind, part))
+    for number, annotation in enumerate(part.get("annotations") or ()):
+        members = {"annotation_index": number, "annotation": annotation}
+        emitter.emit("response.output_text.annotation.added", **place, **members)
     emit_part_done(emitter, kind, place, part)
 
 

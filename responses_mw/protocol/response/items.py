@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...ids import RunIds
+from .. import origin
+from ..chat.call_names import OfferedNames
 from ..chat.tool_calls import ToolCall, ToolCalls
+from ..citations import MAX_CITATIONS
 from ..request.tools import choice_names
-from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, parse_arguments
-from ..types import Document, Item
+from ..tool_kinds.client_defined import unoffered_function
+from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, Role
+from ..tool_kinds.free_text import text_in
+from ..tool_kinds.registry import TOOL_ITEMS
+from ..types import Document, Event, Item
+from .answer import ChatAnswer
 from .builder import ResponseBuilder, ResponseOptions
 from .document import shown
 from .events import CALL_TEXTS, DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done, ending
-from .text import OpenText
+from .refused_calls import nothing_called, refused_call
+from .text import CitingText, OpenText
 
 _TOKENS = re.compile(
     r"""
@@ -39,12 +47,12 @@ class StringMember:
     `"".join(feed(piece) for piece in pieces) + rest(whole)` does not depend on how `whole` is split into pieces.
     """
 
-    __slots__ = ("_held", "_inside", "_name", "_opening", "_over")
+    __slots__ = ("_has_text", "_held", "_inside", "_name", "_opening", "_over")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._opening = re.compile(r"[ \t\r\n]*".join(["", "{", f'"{re.escape(name)}"', ":", '"']))
-        self._inside = self._over = False
+        self._inside = self._over = self._has_text = False
         self._held = ""
 
     def feed(self, piece: str) -> str:
@@ -58,23 +66,18 @@ class StringMember:
                 self._held, self._over = text, len(text) > _MAX_OPENING
                 return ""
             self._inside, text = True, text[opening.end() :]
-        return self._decoded(text)
+        return self._decode(text)
 
     def rest(self, whole: str) -> str:
         """Return the text that `feed` has not returned. `whole` is the complete JSON.
 
-        If the string is not the first member, its whole text is returned. If there is no string of this name, or if `whole` is
-        not a JSON object, `whole` is returned, so that nothing the model wrote is lost. For an empty object, the text is empty.
+        If the string is not the first member, or empty, the text is what `text_in` finds in `whole`.
         """
-        if self._inside:
+        if self._inside and (self._has_text or not self._over):
             return self._held
-        arguments = parse_arguments(whole or "{}")
-        if arguments == {}:
-            return ""
-        value = arguments.get(self._name) if arguments else None
-        return value if isinstance(value, str) else whole
+        return text_in(whole, self._name)
 
-    def _decoded(self, text: str) -> str:
+    def _decode(self, text: str) -> str:
         pieces = []
         self._held = ""
         for token in _TOKENS.finditer(text):
@@ -85,6 +88,7 @@ class StringMember:
                 self._held = token["cut"]
                 break
             pieces.append(token["plain"] or _meant(token["escape"]))
+        self._has_text |= bool(pieces)
         return "".join(pieces)
 
 
@@ -129,6 +133,7 @@ class OpenCall:
 
     def finish(self) -> None:
         """Complete the arguments. If the call has a text, complete it, write it to the item, and emit its `done` event."""
+        self.grow()
         arguments = self.call.arguments
         if self._member:
             self._show(self._member.rest(arguments))
@@ -136,6 +141,7 @@ class OpenCall:
             self._show("{}")
         self.put()
         self.is_finished = True
+        origin.record(self.item, self.call.id, self.call.members, self.call.function_members)
         if self._text:
             self._emitter.emit(f"{self._text.stem}.done", **self.place, **ending(self.item, self._text))
             if self.form.made is not None:
@@ -162,17 +168,27 @@ class OpenCall:
 class ItemBuilder(ResponseBuilder):
     """Builds a response in which at most one item is open. The open item is the text or call that is being received."""
 
+    answer: ChatAnswer
+
     def __init__(self, document: Document, ids: RunIds, options: ResponseOptions) -> None:
         super().__init__(document, ids, options)
         self._open: OpenText | OpenCall | None = None
-        self._forms: Mapping[str, CallForm] = {}
-        """Maps the names of the offered functions to their forms. A call to any other function becomes a `function_call`."""
+        self._functions: Mapping[str, OfferedFunction] = {}
+        """Maps names to the offered functions. A call to any other function becomes a `function_call`."""
         self._allowed: frozenset[str] | None = None
         self._call_ids = set(options.used_call_ids)
-        self._tool_calls = ToolCalls()  # of the turn
+        self._names = OfferedNames()
+        self._client_has_functions = False
         self._served = 0  # number of calls of the run that the server executes
+        self._annotations: list[dict[str, Any]] = []  # citations of the upstream that belong to the next text that ends
 
     # -- texts and calls ------------------------------------------------------------------------------------------
+
+    def _cite(self, citations: list[dict[str, Any]]) -> None:
+        """Add the upstream's citations to the text that is open or comes next. Some servers repeat them with every chunk."""
+        for citation in citations:
+            if len(self._annotations) < MAX_CITATIONS and citation not in self._annotations:
+                self._annotations.append(citation)
 
     def _show(self, kind: EventTarget, text: str, logprobs: Any) -> None:
         part = self._open
@@ -184,37 +200,52 @@ class ItemBuilder(ResponseBuilder):
         """Open a part of this `kind`. Use the open item if its type matches, otherwise add a new item."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
-            current.finish(self.sources)
+            self._finish_text(current)
             item, output_index = current.item, current.place["output_index"]
         else:
             self._close("completed")
-            item, output_index = self._add_item(kind.new_item())
+            item, output_index = self._begin_item(kind.new_item())
         item[kind.holder].append(kind.new_part())
-        self._open = text = OpenText(kind, item, output_index, self._emitter)
+        self._open = text = self._open_text(kind, item, output_index)
         self._emitter.emit(f"{PARTS[kind.holder]}.added", **text.place, part=text.part)
         return text
+
+    def _open_text(self, kind: EventTarget, item: Item, output_index: int) -> OpenText:
+        if kind is OUTPUT_TEXT and self.sources is not None:
+            return CitingText(kind, item, output_index, self._emitter, self.sources)
+        return OpenText(kind, item, output_index, self._emitter)
 
     def _open_call(self, form: CallForm, call: ToolCall) -> None:
         item: Item = {"type": form.item, "status": "in_progress"}
         if not form.served:
-            # The upstream's id may be too long for the client to send back, or already used (TGI: always "0").
-            is_usable = call.id and call.id not in self._call_ids and len(call.id) <= MAX_CALL_ID
-            item["call_id"] = call.id if is_usable else self._ids.item("call")
-            self._call_ids.add(item["call_id"])
+            item["call_id"] = self._call_id(call)
         item |= form.members
         if text := CALL_TEXTS.get(form.item):
             item[text.member] = ""
         elif form.made is not None:
             item |= form.made(call.arguments)
-        item, output_index = self._add_item(item)
+        origin.record(item, call.id, call.members, call.function_members)
+        item, output_index = self._begin_item(item)
+        self.answer.has_served_call |= TOOL_ITEMS[form.item].role is not Role.CALL
         self._open = OpenCall(call, form, item, output_index, self._emitter)
+
+    def _call_id(self, call: ToolCall) -> str:
+        # The upstream's id may be too long for the client to send back, or already used (TGI: always "0").
+        is_usable = call.id and call.id not in self._call_ids and len(call.id) <= MAX_CALL_ID
+        call_id = call.id if call.id and is_usable else self._ids.item("call")
+        self._call_ids.add(call_id)
+        return call_id
+
+    def _begin_item(self, item: Item) -> tuple[Item, int]:
+        """Add an item that the model began. If a server-side call precedes it in its turn, mark it (see `origin`)."""
+        return self._add_item(origin.in_same_turn(item) if self.answer.has_served_call else item)
 
     def _reopen(self, item: Item, reasoning: EventTarget) -> None:
         """Reopen an item that another worker began. A call is closed as `incomplete` instead, as it cannot be continued."""
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
             kind = OUTPUT_TEXT if item["type"] == "message" else reasoning
-            self._open = OpenText(kind, item, index, self._emitter)
+            self._open = self._open_text(kind, item, index)
         else:
             item["status"] = "incomplete"
             emit_done(self._emitter, item, index)
@@ -232,11 +263,18 @@ class ItemBuilder(ResponseBuilder):
     def _close(self, status: str) -> None:
         current = self._open
         if isinstance(current, OpenText):
-            current.finish(self.sources)
+            self._finish_text(current)
             self._seal(current.item)
         elif current is not None:
             current.finish()
         self._end_item(status)
+
+    def _finish_text(self, text: OpenText) -> None:
+        if text.kind is OUTPUT_TEXT:
+            text.finish(self._annotations)
+            self._annotations = []
+        else:
+            text.finish()
 
     def _end_item(self, status: str) -> None:
         if self._open is None:
@@ -249,7 +287,11 @@ class ItemBuilder(ResponseBuilder):
     # -- which calls are returned -------------------------------------------------------------------------------------
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
-        self._forms = {one.name: one.form for one in offered}
+        self._functions = {one.name: one for one in offered}
+        self._client_has_functions = any(TOOL_ITEMS[one.form.item].role is Role.CALL for one in offered)
+        self._names = OfferedNames(offered)
+        if not self.answer.tool_calls.calls:
+            self.answer.tool_calls = ToolCalls(self._names)
         if isinstance(choice, dict) and choice["type"] == "allowed_tools":
             self._allowed = choice_names(choice, offered)
         elif choice == "none":
@@ -262,19 +304,54 @@ class ItemBuilder(ResponseBuilder):
     def _form(self, call: ToolCall) -> CallForm | None:
         """Return the form of a call, or None if the response omits the call. The name must be known. The decision is final."""
         if not call.is_decided:
-            call.is_decided, call.form = True, self._decided_form(call)
+            call.is_decided, call.function = True, self._find_function(call)
         return call.form
 
-    def _decided_form(self, call: ToolCall) -> CallForm | None:
-        form = self._forms.get(call.name) or CallForm("function_call", {"name": call.name})
-        if form.members.get("approval_request_id"):
-            return form  # requested by the model earlier, and approved by the client now
-        if self._allowed is not None and call.name not in self._allowed:
-            return None  # allowed_tools and none are hard limits
-        if self._options.single_call and any(other.form for other in self._tool_calls.calls):
-            return None  # parallel_tool_calls is false
-        if form.served and self.is_exhausted:
-            self.has_left_out = True
+    def _find_function(self, call: ToolCall) -> OfferedFunction | None:
+        function = self._functions.get(call.name)
+        if function is None and not self._client_has_functions:
+            self._leave_unoffered(call)
             return None
-        self._served += form.served
-        return form
+        function = function or unoffered_function(call.name)
+        if function.form.members.get("approval_request_id"):
+            return function  # requested by the model earlier, and approved by the client now
+        if self._allowed is not None and call.name not in self._allowed:
+            self.answer.excluded.append(call.name)
+            return None  # allowed_tools and none are hard limits
+        if self._options.single_call and any(other.function for other in self.answer.tool_calls.calls):
+            return None  # parallel_tool_calls is false
+        if function.form.served and self.is_exhausted:
+            self.answer.has_left_out = True
+            return None
+        self._served += function.form.served
+        return function
+
+    def _leave_unoffered(self, call: ToolCall) -> None:
+        if self.is_exhausted:
+            self.answer.has_left_out = True
+        else:
+            self.answer.unoffered.append(call)
+            self._served += 1
+
+    def _refuse_unoffered(self) -> None:
+        """Add calls of functions that were not offered to `answer.refused_calls`, each with an output that lists valid ones."""
+        allowed = self._functions.keys() if self._allowed is None else self._allowed
+        names = [] if self.is_exhausted else [name for name in self._functions if name in allowed]
+        for call in self.answer.unoffered:
+            item, output = refused_call(self._call_id(call), call.name, call.arguments, names)
+            origin.record(item, call.id, call.members, call.function_members)
+            self.answer.refused_calls += [origin.in_same_turn(item) if self.answer.asked else item, output]
+
+    def _show_no_item(self) -> None:
+        """Emit an empty message for an answer without items, unless another turn follows because calls were omitted."""
+        if not (self.answer.has_left_out or self.answer.refused_calls):
+            self._open_part(OUTPUT_TEXT)
+            if self.answer.excluded:
+                self._show(OUTPUT_TEXT, nothing_called(self.answer.excluded), None)
+
+    def end_without_calls(self) -> list[Event]:
+        if (self.answer.has_left_out or self.answer.refused_calls) and len(self.response["output"]) == self.turn_begins_at:
+            names = [call.name for call in self.answer.tool_calls.calls if call.function is None]
+            self._show(OUTPUT_TEXT, nothing_called(names), None)
+            self._close("completed")
+        return self._emitter.drain()

@@ -1,10 +1,11 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
 - This module assigns ids, indices and sequence numbers. It emits the first two events itself, and sets the document's members
-  that are listed in `_OURS`. Unknown events and members are forwarded. Only the ids in them are replaced.
+  that are listed in `_OURS`. Unknown events and members are forwarded. Only the ids in them are replaced, and secrets removed.
 - An item gets its new id and its index with its `added` event, and keeps them, although vLLM sends other ids in `done` and in
-  the document. The document's output consists of the items that were streamed to the client.
-- Missing members and events are filled in from the item.
+  the document. The document's output consists of the items that were streamed.
+- Missing members and events are filled in from the item. What the client has received of an item wins over an end that
+  contradicts it (`streamed`).
 - llama.cpp sends no indices, and completes its items only at the end of the answer. If an item is added without an index, all
   open items are therefore completed first. Later events for the text, the parts or the end of a completed item are dropped, and
   so are those for an unknown item.
@@ -20,13 +21,13 @@ from typing import Any, ClassVar
 
 from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
 from ...ids import RunIds
-from ..chat.chunks import Text
-from ..request import checks
-from ..request.checks import malformed
+from ...redaction import redacted_values
+from .. import json_limits
+from ..chat.chunks import Text, malformed
 from ..request.create import INCLUDABLE
-from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
-from ..types import Chunk, Document, Item, Tool
+from ..types import Chunk, Document, Event, Item, Tool
+from .answer import INCOMPLETE, UpstreamAnswer
 from .builder import ResponseBuilder, ResponseOptions
 from .document import add_usage, usage_of_responses
 from .events import (
@@ -40,7 +41,6 @@ from .events import (
     TARGETS,
     TERMINAL,
     TEXTS,
-    Event,
     EventTarget,
     emit_item,
     emit_parts,
@@ -48,8 +48,11 @@ from .events import (
     summarized,
     with_summary,
 )
+from .redacted import redacted_event, redacted_item, redacted_members, redacted_usage
 from .replay import OutputReplay
+from .streamed import reconcile, reconcile_part, text_member
 from .text import hide_logprobs
+from .upstream_items import UpstreamItems
 
 # Members of the document that are not copied unchanged from the upstream's response.
 _OURS = frozenset(
@@ -59,7 +62,6 @@ _OURS = frozenset(
 )
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
-_PREFIX = re.compile(r"([a-z]{1,16})_.+")
 _MAX_DEPTH = 128
 _OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{step}" for step in ("delta", "done")}
 
@@ -67,7 +69,7 @@ _OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{st
 class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's response. The run has a single turn.
 
-    The *place* of an item is its index in this response's output. The upstream's index may differ.
+    For the *place* of an item, see `UpstreamItems`.
     """
 
     def __init__(
@@ -77,12 +79,9 @@ class ResponsesPassthrough(ResponseBuilder):
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
         self._names = _OPEN_NAMES if options.open_reasoning else {}
         self._echo = echo
+        self.answer = UpstreamAnswer()
         self._output = OutputReplay(document["output"])
-        self._places: dict[int, int] = {}
-        self._known: dict[str, str] = {}
-        self._place_of: dict[str, int] = {}
-        """Maps the upstream's item ids and call ids to the places of items, for events without an index."""
-        self._first = 0  # place of the upstream's first item. Items that this server added precede it
+        self._items = UpstreamItems(self._output, ids)
         self._ending: Document | None = None
         self._status = ""
 
@@ -99,15 +98,18 @@ class ResponsesPassthrough(ResponseBuilder):
 
     def add_whole(self, item: Item, usage: dict[str, Any] | None = None) -> list[Event]:
         events = super().add_whole(item, usage)
-        self._first = len(self._output.items)
+        self._items.first = len(self._output.items)
         return events
+
+    def text_size(self) -> int:
+        return self._output.text_size()
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """Do nothing, because the upstream itself offers the functions of the request."""
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
-            raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
+            raise UpstreamBrokeOff(INCOMPLETE)
         return self._emitter.drain()
 
     def conclude(self, completed_at: int) -> None:
@@ -115,16 +117,19 @@ class ResponsesPassthrough(ResponseBuilder):
         if ending is None:  # no request was sent to the upstream
             super().conclude(completed_at)
             return
-        self.response |= self._renamed({name: ending[name] for name in ending.keys() - _OURS if ending[name] is not None})
+        self.response |= self._items.renamed(redacted_members(ending, ending.keys() - _OURS, self.response))
         tools = ending.get("tools")
         if isinstance(tools, list) and all(isinstance(tool, dict) and isinstance(tool.get("type"), str) for tool in tools):
-            self.response["tools"] = self._echo(tools)
+            echoed = self._echo(tools)
+            self.response["tools"] = echoed if echoed == self.response["tools"] else redacted_values(echoed)
         if self._status == "failed":
             self.fail(*_error(ending))
             return
         details = ending.get("incomplete_details")
-        self.response.update(status=self._status, incomplete_details=details if isinstance(details, dict) else None)
-        self.response["completed_at"] = completed_at if self._status == "completed" else None
+        shown = redacted_values(details) if isinstance(details, dict) else None
+        self.response.update(status=self._status, incomplete_details=shown)
+        done_at = max(completed_at, self.response["created_at"])
+        self.response["completed_at"] = done_at if self._status == "completed" else None
 
     def fail(self, code: str, message: str) -> None:
         self._output.cut()
@@ -137,7 +142,7 @@ class ResponsesPassthrough(ResponseBuilder):
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
             malformed("type")
         try:
-            checks.depth(event, _MAX_DEPTH)
+            json_limits.depth(event, _MAX_DEPTH)
         except TooLarge:
             raise UpstreamError(f"The upstream sent an event nested deeper than {_MAX_DEPTH} levels.") from None
         self._HANDLERS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
@@ -145,10 +150,14 @@ class ResponsesPassthrough(ResponseBuilder):
     def _pass(self, event: dict[str, Any]) -> None:
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
-        place = self._place(event, target.item if target else None)
+        place = self._items.find(event, target.item if target else None)
         if target and place not in self._output.open:
             return
-        event = self._renamed(event)
+        if target is None:
+            event = redacted_values(event)
+        elif step != "delta":
+            event = redacted_event(event)
+        event = self._items.renamed(event)
         if place is not None:
             event["output_index"] = place
             if "item_id" in event or target:
@@ -165,11 +174,17 @@ class ResponsesPassthrough(ResponseBuilder):
         if target is OUTPUT_TEXT and step in ("delta", "done"):
             event.setdefault("logprobs", [])
         if step == "done" and target.stem == PARTS.get(target.holder):  # the text of the part ends first
+            self._show_rest_of_part(event.get("part"), target.holder, place, event[target.index])
             texts = [text.stem for text in TEXTS.values() if text.holder == target.holder]
             self._end_parts(place, [(stem, event[target.index]) for stem in texts])
+            if event[target.index] < len(parts := self._output.put(place).get(target.holder) or []):
+                event["part"] = reconcile_part(parts[event[target.index]], event.get("part"))
         elif step == "done" and target.member:
             where = {name: value for name, value in event.items() if name not in (target.member, "name")}
-            self._show_whole(event.get(target.member), target, where)
+            holder = self._show_rest(event.get(target.member), target, where)
+            if isinstance(holder, dict):
+                names = {target.member} | ({"name"} & event.keys())
+                event |= {name: holder[name] for name in names if holder.get(name)}
 
     def _set_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
         """Set the index of the event's part. Without a valid index, the event belongs to the last part."""
@@ -187,12 +202,31 @@ class ResponsesPassthrough(ResponseBuilder):
             where = {"item_id": item["id"], "output_index": place, target.index: index}
             self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": target.new_part()})
 
-    def _show_whole(self, text: Any, target: EventTarget, where: dict[str, Any]) -> None:
-        """Emit a whole text as one delta, unless it has had deltas. `where` has the other members of the delta."""
-        item = self._output.put(where["output_index"])
+    def _show_rest(self, text: Any, target: EventTarget, where: dict[str, Any]) -> Any:
+        """Emit the end of `text` that its deltas lack, unless they contradict it. Return the holder of the streamed text."""
+        place = where["output_index"]
+        item = self._output.put(place)
         holder = item[target.holder][where[target.index]] if target.holder else item
-        if isinstance(text, str) and text and isinstance(holder, dict) and not holder.get(target.member):
-            self._emit_item({**where, "type": f"{target.stem}.delta", "delta": text})
+        index = where[target.index] if target.holder else 0
+        is_over = self._output.open[place].get((target.stem, index)) is False
+        if isinstance(text, str) and isinstance(holder, dict) and not is_over:
+            shown = holder.get(target.member) or ""
+            if isinstance(shown, str) and text.startswith(shown) and text != shown:
+                self._emit_item({**where, "type": f"{target.stem}.delta", "delta": text[len(shown) :]})
+                self._output.put(place)
+        return holder
+
+    def _show_rest_of_part(self, part: Any, holder: str, place: int, index: int) -> None:
+        """Emit the end of the text of a finished part that its deltas lack."""
+        streamed = self._output.put(place).get(holder)
+        begun = streamed[index] if isinstance(streamed, list) and index < len(streamed) else None
+        if not (
+            isinstance(part, dict) and isinstance(begun, dict) and part.get("type") == begun.get("type") and text_member(begun)
+        ):
+            return
+        target = TEXTS[begun["type"]]
+        where = {"item_id": self._output.items[place]["id"], "output_index": place, target.index: index}
+        self._show_rest(part.get(target.member), target, where | ({"logprobs": []} if target is OUTPUT_TEXT else {}))
 
     def _end_parts(self, place: int, some: Iterable[tuple[str, int]]) -> None:
         """Emit the missing `done` events for `some` parts and texts of the item at `place`, if they are open."""
@@ -208,7 +242,7 @@ class ResponsesPassthrough(ResponseBuilder):
         # The event is not forwarded, because `start` has emitted it with this server's id.
         response = event.get("response")
         if isinstance(response, dict) and isinstance(response.get("id"), str):
-            self._known[response["id"]] = self.response["id"]
+            self._items.replace_id(response["id"], self.response["id"])
 
     def _pass_open(self, event: dict[str, Any]) -> None:
         self._take({**event, "type": REASONING_TEXT.stem + event["type"].removeprefix(OPEN_REASONING_TEXT.stem)})
@@ -217,12 +251,12 @@ class ResponsesPassthrough(ResponseBuilder):
         index = event.get("output_index")
         if not isinstance(index, int):
             self._finish_all("completed")
-        item = self._named(self._item(event.get("item")), index)
-        self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
+        item = self._items.register(self._item(event.get("item")), index)
+        self._emit_item({**redacted_event(event), "item": item, "output_index": len(self._output.items)})
 
     def _done(self, event: dict[str, Any]) -> None:
         item = self._item(event.get("item"))
-        place = self._place(event, item["type"], item.get("id"), item.get("call_id"))
+        place = self._items.find(event, item["type"], item.get("id"), item.get("call_id"))
         if place is None:
             self._add_whole(item, event.get("output_index"))
         elif place in self._output.open:
@@ -235,7 +269,7 @@ class ResponsesPassthrough(ResponseBuilder):
             malformed("response")
         used = usage_of_responses(response.get("usage"))
         if used is not None:
-            self.response["usage"] = add_usage(self.response["usage"], used)
+            self.response["usage"] = add_usage(self.response["usage"], redacted_usage(used))
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")
@@ -245,7 +279,7 @@ class ResponsesPassthrough(ResponseBuilder):
         items = list(map(self._item, listed))
         hide_logprobs(items)
         for index, item in enumerate(items):
-            place = self._places.get(index, index + self._first)
+            place = self._items.place_at(index)
             if place >= len(self._output.items):
                 self._add_whole(item, index)
             elif place in self._output.open and self._status != "failed":
@@ -276,43 +310,31 @@ class ResponsesPassthrough(ResponseBuilder):
         parts = value.get("content") or [] if value["type"] == "message" else []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             malformed("content")
-        return summarized(value) if self._options.summary else value
-
-    def _named(self, item: Item, index: Any) -> Item:
-        """Return the next item with a new id, and record its place. `index` is its index in the upstream's output."""
-        theirs = item.get("id")
-        given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
-        ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
-        place = len(self._output.items)
-        if isinstance(theirs, str):
-            self._known[theirs] = ours
-        for name in (item.get("call_id"), theirs):
-            if isinstance(name, str):
-                self._place_of[name] = place
-        if isinstance(index, int):
-            self._places[index] = place
-        return {**self._renamed(item), "id": ours}
+        item = redacted_item(value)
+        return summarized(item) if self._options.summary else item
 
     def _add_whole(self, item: Item, index: Any) -> None:
         place = len(self._output.items)
-        item = self._named(item, index)
+        item = self._items.register(item, index)
         self._seal(item)
         self._output.items.append(item)
         emit_item(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
 
     def _finish(self, place: int, item: Item, event: dict[str, Any] | None = None) -> None:
         ours = self._output.items[place]["id"]
-        if isinstance(item.get("id"), str):
-            self._known[item["id"]] = ours
-        item = {**self._renamed(item), "id": ours}
-        self._seal(item)
+        item = self._items.with_id(item, ours)
         streamed = self._output.put(place)
-        if call := CALL_TEXTS.get(item["type"]):
-            self._show_whole(item.get(call.member), call, {"item_id": ours, "output_index": place})
+        if (call := CALL_TEXTS.get(item["type"])) and item["type"] == streamed["type"]:
+            self._show_rest(item.get(call.member), call, {"item_id": ours, "output_index": place})
+        for name in PARTS:
+            for index, part in enumerate(item[name] if isinstance(item.get(name), list) else ()):
+                self._show_rest_of_part(part, name, place, index)
         self._end_parts(place, list(self._output.open[place]))
+        item = reconcile(self._output.put(place), item)
+        self._seal(item)
         if not any(streamed.get(name) for name in PARTS):
             emit_parts(self._emitter, place, item, open_reasoning=self._options.open_reasoning)
-        self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
+        self._emit_item({**redacted_event(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _emit_item(self, event: dict[str, Any]) -> None:
         self._output.take(event)  # an event that cannot be applied is not emitted
@@ -321,42 +343,6 @@ class ResponsesPassthrough(ResponseBuilder):
     def _emit(self, event: dict[str, Any]) -> None:
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
-
-    def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
-        """Return the place of the item that an event belongs to, or None. If `wanted` is None, search only by index.
-
-        Otherwise, if the index is unknown, search by `item_id` and `names`. If there is no index, finally search for the last
-        open item of type `wanted` (empty: of any type).
-        """
-        index = event.get("output_index")
-        if isinstance(index, int) and index in self._places:
-            return self._places[index]
-        if wanted is None:
-            return None
-        for name in (event.get("item_id"), *names):
-            if isinstance(name, str) and name in self._place_of:
-                return self._place_of[name]
-        if isinstance(index, int):
-            return None
-        fitting = (place for place in self._output.open if not wanted or self._output.items[place]["type"] == wanted)
-        return max(fitting, default=None)
-
-    def _renamed(self, value: Any) -> Any:
-        """Return a copy of `value` in which the upstream's ids are replaced with this server's ids."""
-        if isinstance(value, dict):
-            known = self._known
-            return {
-                name: (known.get(member, member) if _names_an_item(name) else member)
-                if isinstance(member, str)
-                else self._renamed(member)
-                for name, member in value.items()
-            }
-        return [self._renamed(one) for one in value] if isinstance(value, list) else value
-
-
-def _names_an_item(member: str) -> bool:
-    """Return whether a member holds the id of an item. A `call_id` does not, even if a server uses one value for both ids."""
-    return member == "id" or (member.endswith("_id") and member != "call_id")
 
 
 def _error(ending: Document) -> tuple[str, str]:

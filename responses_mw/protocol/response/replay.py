@@ -1,34 +1,33 @@
 """Rebuild items from the events of a stream that may have stopped anywhere, and continue an interrupted turn.
 
 Output that the client has seen cannot be withdrawn, so the next answer must continue it. A `Phase` describes what the client
-has seen. If the client has seen text, a `Seam` checks that the upstream continues the text instead of starting over.
+has seen.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from ...errors import UpstreamError
-from .. import sse
-from ..request.checks import malformed
+from .. import origin, sse
+from ..chat.chunks import malformed
+from ..tool_kinds.form import Role
 from ..tool_kinds.registry import TOOL_ITEMS, is_finished
-from ..types import Item, Part
+from ..types import Event, Item, Part
 from .events import ADDED, DONE, PARTS, TARGETS, TEXTS, EventTarget
 
 # Types of events after which the server may have executed a call.
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
 _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
-# Members with the results of calls that the server executed, by item type. Events contain these members only on request.
+# Members with the results of calls that the server executed, by item type. Events contain these members only on request. Those
+# of file searches are not listed, because they can be found again.
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
 
 MAX_OPEN = 1000
 """Maximum number of open items, and of the parts of an item. Events without an index are compared with all of them."""
-MIN_REPEATED = 8  # minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer
-MAX_CHANCE = 64
-"""Maximum number of characters that the beginnings of a continuation and of the answer may have in common by chance."""
 
 
 class OutputReplay:
@@ -73,21 +72,32 @@ class OutputReplay:
             deltas.setdefault((stem, index), []).append(event)
             begun.setdefault((stem, index), True)
         elif step == "added" and stem == PARTS.get(target.holder):
-            item, part = self.items[place], event.get("part")
-            parts = item.get(target.holder) or []
-            if not (isinstance(part, dict) and isinstance(parts, list)):
-                malformed("part")
-            if len(parts) >= MAX_OPEN:
-                raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
-            item[target.holder] = [*parts, dict(part)]
-            kinds = (text for text in TEXTS.values() if text.holder == target.holder)
-            texts = (text.stem for text in kinds if text.part == part.get("type"))
-            begun |= dict.fromkeys(((one, index) for one in (*texts, stem)), True)
+            self._add_part(place, target, index, event.get("part"))
+        elif step == "added" and isinstance(annotation := event.get("annotation"), dict):
+            self._annotate(self.items[place], index, annotation)
         elif step == "done":
             begun[stem, index] = False
             if not target.holder and isinstance(text := event.get(target.member), str):
                 deltas.pop((stem, index), None)
                 self.items[place][target.member] = text  # even without deltas
+
+    def _add_part(self, place: int, target: EventTarget, index: Any, part: Any) -> None:
+        item, begun = self.items[place], self.open[place]
+        parts = item.get(target.holder) or []
+        if not (isinstance(part, dict) and isinstance(parts, list)):
+            malformed("part")
+        if len(parts) >= MAX_OPEN:
+            raise UpstreamError(f"The upstream sent an item of more than {MAX_OPEN} parts.")
+        item[target.holder] = [*parts, dict(part)]
+        kinds = (text for text in TEXTS.values() if text.holder == target.holder)
+        texts = (text.stem for text in kinds if text.part == part.get("type"))
+        begun |= dict.fromkeys(((one, index) for one in (*texts, target.stem)), True)
+
+    def _annotate(self, item: Item, index: Any, annotation: dict[str, Any]) -> None:
+        part = _part(item, TEXTS["output_text"], index)
+        annotations = part.setdefault("annotations", [])
+        if isinstance(annotations, list) and len(annotations) < MAX_OPEN:
+            annotations.append(annotation)
 
     def put(self, place: int) -> Item:
         """Add the collected deltas to the item at `place`, and return the item."""
@@ -102,6 +112,12 @@ class OutputReplay:
                 holder["logprobs"] = logprobs
         deltas.clear()
         return item
+
+    def text_size(self) -> int:
+        """Return the number of characters in the items, and in the deltas that have not been joined."""
+        deltas = (event.get("delta") for each in self._deltas.values() for events in each.values() for event in events)
+        members = (value for item in self.items for holder in (item, *parts_of(item)) for value in holder.values())
+        return sum(len(text) for text in (*deltas, *members) if isinstance(text, str))
 
     def join(self) -> None:
         """Join the collected deltas of each open item, so that their events can be freed."""
@@ -132,6 +148,9 @@ def _part(item: Item, kind: EventTarget, index: Any) -> Part:
     return parts[-1]
 
 
+UNKNOWN_RESULT = "It is not known whether the call was made: the response ended before there was a result."
+
+
 class LogReplay(OutputReplay):
     """The output of a background response, rebuilt from the events in its log."""
 
@@ -140,6 +159,20 @@ class LogReplay(OutputReplay):
         self.next_number = 0
         self.size = 0  # in bytes
         self.runs = False  # whether the server may have executed the call that was added last
+
+    def end_running_call(self) -> list[Event]:
+        """End an open MCP call that may have been made, with an error that says so. Return the events that follow the log."""
+        last = len(self.items) - 1
+        if not (self.runs and last in self.open and self.items[last]["type"] == "mcp_call"):
+            return []
+        item = self.put(last)
+        text = {"type": "text", "text": UNKNOWN_RESULT}
+        item.update(status="failed", error={"type": "mcp_tool_execution_error", "content": [text]})
+        del self.open[last]
+        kind, number = "response.mcp_call.failed", self.next_number
+        failed = {"type": kind, "item_id": item["id"], "output_index": last, "sequence_number": number}
+        done = {"type": DONE, "output_index": last, "item": item, "sequence_number": number + 1}
+        return [Event(kind, failed), Event(DONE, done)]
 
     def read(self, frames: bytes) -> None:
         """Apply the next events of the log. `frames` contains them in the form of `sse.encode`."""
@@ -154,7 +187,7 @@ class Takeover:
     """The output of a lost or stopped worker, and whether another worker can continue this output.
 
     An item is closed when the next item begins or the turn ends. Therefore, the turn is over if it has items, none is open, and
-    the last one is not interrupted reasoning or an interrupted call.
+    the last one is not an interrupted call or reasoning, after which the answer may be missing.
     """
 
     def __init__(self, log: LogReplay) -> None:
@@ -165,12 +198,13 @@ class Takeover:
         self.turn_begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
         self.calls = sum(_is_served(item) and is_finished(item) for item in items)
         """Number of server-side calls that have ended."""
-        turn = items[self.turn_begins_at :]
+        turn = [item for item in items[self.turn_begins_at :] if not origin.is_kept(item)]
         self.phase = phase_of(turn, last if last is not None and _is_served(last) and not log.runs else None)
         if len(open_items) > 1 or any(map(hides_result, items)):
             self.phase = Phase.FIXED
-        broke_off = bool(turn) and turn[-1].get("status") == "incomplete" and turn[-1]["type"] != "message"
-        self.is_over = last is None and bool(turn) and not broke_off
+        is_call_cut = bool(turn) and turn[-1].get("status") == "incomplete" and turn[-1]["type"] != "message"
+        is_unanswered = not turn or turn[-1]["type"] == "reasoning" or is_call_cut
+        self.is_over = last is None and not is_unanswered
         """Whether the last turn is complete and no further turn follows."""
 
     @property
@@ -191,7 +225,7 @@ class Takeover:
 
 def _is_served(item: Item) -> bool:
     kind = TOOL_ITEMS.get(item["type"])
-    return kind is not None and kind.role == "served_call"
+    return kind is not None and kind.role is Role.SERVED_CALL
 
 
 def _ends_turn(item: Item) -> bool:
@@ -207,7 +241,7 @@ def hides_result(item: Item) -> bool:
 
 
 class Phase(StrEnum):
-    """What the client has seen of a turn."""
+    """The last kind of output of a turn that the client has received."""
 
     NOTHING = "nothing"
     REASONING = "reasoning"
@@ -240,52 +274,8 @@ def _is_one_text(content: Any) -> bool:
     return False  # also if an upstream's own Responses API sent malformed content
 
 
-class Seam:
-    """Checks whether the first text after an interruption continues the message, repeats it or begins a new answer.
-
-    The text is held back until this is clear. A repetition of the message is removed. A message that itself consists of
-    repetitions, such as a line of dashes, is not compared, because its continuation may look the same.
-    """
-
-    __slots__ = ("_before", "_held", "_matched", "_tail")
-
-    def __init__(self, before: str, *, is_trimmed: bool) -> None:
-        """`before` is the message so far. If `is_trimmed`, the upstream did not see the white space at the end of `before`."""
-        begun = before.lstrip()
-        self._before = "" if repeats_itself(begun) else begun
-        self._tail = before[len(before.rstrip()) :] if is_trimmed else ""
-        self._held: list[tuple[str, Any]] = []
-        self._matched = 0
-
-    def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
-        """Return the new texts with log probabilities, or None if more text is needed. Raises the same error as `flush`."""
-        seen = _common(text, self._tail)  # white space that the upstream did not see and repeats
-        self._tail = self._tail[seen:] if seen == len(text) else ""
-        text = text[seen:]
-        self._held.append((text, logprobs))
-        rest = text if self._matched else text.lstrip()
-        expected = self._before[self._matched : self._matched + len(rest)]
-        common = _common(rest, expected)
-        self._matched += common
-        if self._matched == len(self._before) >= MIN_REPEATED:
-            return [(rest[common:], logprobs)] if rest[common:] else []
-        if common == len(rest) and self._matched < len(self._before):
-            return None
-        return self.flush()
-
-    def flush(self) -> list[tuple[str, Any]]:
-        """Return the texts that are held back. Raises `UpstreamError` if the upstream began a new answer."""
-        if self._matched > MAX_CHANCE:
-            raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
-        return [(text, logprobs) for text, logprobs in self._held if text]
-
-
-def repeats_itself(text: str) -> bool:
-    """Return whether `text` consists of repetitions of one piece. The last repetition may be cut off."""
-    period = text.find(text[: (len(text) + 1) // 2], 1)
-    return 0 < period <= len(text) // 2 and text[period:] == text[:-period]
-
-
-def _common(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def parts_of(item: Item) -> Iterator[Part]:
+    """Yield the parts of a message or a reasoning item."""
+    for holder in ("content", "summary"):
+        parts = item.get(holder)
+        yield from (part for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()

@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-from ..chat.chunks import Text, choices_of
+from ..chat.chunks import Text, choices_of, malformed
+from ..chat.deltas import legacy_call
 from ..parts import reasoning_text, texts_of
-from ..request.checks import malformed
 from ..tool_kinds.form import OfferedFunction, as_text, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
@@ -104,7 +104,7 @@ def _token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
 
 def _texts_of(delta: Mapping[str, Any]) -> list[str]:
     texts = [delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")]
-    for call in delta.get("tool_calls") or ():
+    for call in delta.get("tool_calls") or legacy_call(delta):
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             texts += [function.get("name"), function.get("arguments")]

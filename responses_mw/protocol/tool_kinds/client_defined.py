@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from .. import checks
+from ..checks import Check, among, by_type, chain, fields
 from ..parts import INPUT_PARTS
-from ..request import checks
-from ..request.checks import Check, among, by_type, chain, fields
 from ..types import Tool
 from .form import (
     NAME,
     CallForm,
     ItemKind,
     OfferedFunction,
+    Role,
     ToolKind,
     as_function,
     as_text,
@@ -30,6 +31,7 @@ from .form import (
     output_kind,
     paragraphs,
     parse_shallow,
+    refuse_chat_form,
     refuse_unsupported,
 )
 
@@ -51,6 +53,11 @@ def _names(name: str, namespace: str | None) -> dict[str, str]:
 # -- function ----------------------------------------------------------------------------------------------------------
 
 
+def unoffered_function(name: str) -> OfferedFunction:
+    """Return a function for calls of a `name` that was not offered. The client decides what to do with them."""
+    return OfferedFunction({"type": "function", "name": name}, CallForm("function_call", {"name": name}))
+
+
 def _offer_function(tool: Tool, namespace: str | None) -> OfferedFunction:
     form = CallForm("function_call", _names(tool["name"], namespace))
     return OfferedFunction({**tool, "name": flat_name(namespace, tool["name"])}, form)
@@ -62,7 +69,7 @@ FUNCTION = ToolKind(
         "function_call": call_kind("fc", name=checks.string, arguments=checks.string),
         "function_call_output": output_kind("fco", _text_or_parts),
     },
-    check=_definition(parameters=checks.json_object, strict=checks.boolean),
+    check=chain(refuse_chat_form, _definition(parameters=checks.json_object, strict=checks.boolean)),
     offer=_offer_function,
     chosen_by=("name", "namespace"),
 )
@@ -76,13 +83,13 @@ def _offer_custom(tool: Tool, namespace: str | None) -> OfferedFunction:
     members = _names(tool["name"], namespace)
     form = CallForm("custom_tool_call", members, argument="input")
     wanted = tool.get("format", {})
-    hint, constraint = "The input is free text, given as the string 'input'.", {}
+    hint, constraint = "Pass the input as free text in the string 'input'.", {}
     if wanted.get("type") == "grammar":
         kind = {"lark": "Lark grammar", "regex": "regular expression"}[wanted["syntax"]]
-        hint = f"The input, given as the string 'input', must match this {kind}:\n{wanted['definition']}"
+        hint = f"Pass the input in the string 'input'. It must match this {kind}:\n{wanted['definition']}"
         pattern = as_pattern(wanted["definition"]) if wanted["syntax"] == "regex" else None
         constraint = {} if pattern is None else {"pattern": pattern}
-    member = {"type": "string", "description": "The whole input, as it is.", **constraint}
+    member = {"type": "string", "description": "The complete input, without quoting or escaping of its own.", **constraint}
     description = paragraphs(tool.get("description"), hint)
     function = as_function(flat_name(namespace, tool["name"]), description, {"input": member}, "input")
     return OfferedFunction({**function, "strict": True} if constraint else function, form)
@@ -113,7 +120,7 @@ def _client_search(value: Any, path: str) -> str:
 def _offer_tool_search(tool: Tool, _namespace: str | None) -> OfferedFunction:
     form = CallForm("tool_search_call", {"execution": "client"}, made=_make_search)
     given: Tool = {name: tool[name] for name in ("description", "parameters") if name in tool}
-    about = "Searches for tools that are not offered yet. Those that it finds can be called afterwards."
+    about = "Search for more tools. You can call the tools that it finds afterwards."
     return OfferedFunction({**as_function("tool_search", about, {"query": {"type": "string"}}, "query"), **given}, form)
 
 
@@ -131,13 +138,13 @@ TOOL_SEARCH = ToolKind(
         "tool_search_call": ItemKind(
             "tsc",
             chain(_by_client, fields({"call_id": check_call_id, "arguments": checks.json_object}, namespace=checks.string)),
-            "call",
+            Role.CALL,
             lambda item: as_text(item.get("arguments", {})),
             function="tool_search",
         ),
         # `request.items` checks the item's `tools`, and `request.tools` makes its output.
         "tool_search_output": ItemKind(
-            "tso", chain(_by_client, fields({"call_id": check_call_id}, namespace=checks.string)), "output"
+            "tso", chain(_by_client, fields({"call_id": check_call_id}, namespace=checks.string)), Role.OUTPUT
         ),
     },
     check=lambda tool, path: _tool_search({"execution": "server", **tool}, path),
@@ -238,13 +245,17 @@ def _class(members: str) -> str:
         _check_safe(low, high)
         if low == high and low in "^-":
             last.add(low)
-        elif {"^", "-"} & {low, high} or low > high:
-            raise _Unsupported
         else:
-            pieces.append("-".join(f"\\{bound}" if bound in "[]" else bound for bound in dict.fromkeys((low, high))))
+            pieces.append(_range(low, high))
     if "^" in last and not pieces:
         raise _Unsupported
     return f"[{''.join(dict.fromkeys(pieces))}{''.join(sorted(last, reverse=True))}]"
+
+
+def _range(low: str, high: str) -> str:
+    if {"^", "-"} & {low, high} or low > high:
+        raise _Unsupported
+    return "-".join(f"\\{bound}" if bound in "[]" else bound for bound in dict.fromkeys((low, high)))
 
 
 def _check_safe(low: str, high: str) -> None:

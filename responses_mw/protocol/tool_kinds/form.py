@@ -10,13 +10,14 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import orjson
 
 from ...errors import TooLarge
-from ..request import checks
+from .. import checks, json_limits
 from ..types import Item, Part, Tool
 
 # Name of a function, a custom tool or a namespace. Names too long for the upstream are shortened in the chat request.
@@ -57,8 +58,18 @@ class OfferedFunction:
         return str(self.function["name"])
 
 
-Role: TypeAlias = Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"]
-"""The role of an item. The client executes a `call`, and the server a `served_call`. A `nothing` becomes no chat message."""
+class Role(Enum):
+    """The role of an item in the chat."""
+
+    MESSAGE = auto()
+    ASSISTANT_MESSAGE = auto()  # a message that the model wrote. The type of its item has the role `MESSAGE`
+    REASONING = auto()
+    COMPACTION = auto()
+    CALL = auto()  # executed by the client
+    OUTPUT = auto()
+    SERVED_CALL = auto()  # executed by the server
+    APPROVAL_REQUEST = auto()
+    NOTHING = auto()  # becomes no chat message
 
 
 def _arguments(item: Item) -> str:
@@ -76,7 +87,7 @@ class ItemKind:
 
     prefix: str  # prefix of the item's id
     check: checks.Check
-    role: Role = "nothing"
+    role: Role = Role.NOTHING
     arguments: Callable[[Item], str] = _arguments  # the arguments of a call, as the model would write them
     output: Callable[[Item], str | list[Part]] = _output  # the result of a call, as the model sees it
     function: str | None = None  # name of the function that the item calls, or None if the item has a name
@@ -105,20 +116,37 @@ def call_kind(
 ) -> ItemKind:
     """Return an `ItemKind` for calls with a `call_id`, the `required` members and an optional `namespace`."""
     check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
-    return ItemKind(prefix, check, "call", arguments, function=function)
+    return ItemKind(prefix, check, Role.CALL, arguments, function=function)
 
 
 def output_kind(prefix: str, check: checks.Check, output: Callable[[Item], str | list[Part]] = _output) -> ItemKind:
     """Return an `ItemKind` for outputs with a `call_id` and an `output`. `check` checks the `output`."""
-    return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), "output", output=output)
+    return ItemKind(prefix, checks.fields({"call_id": check_call_id, "output": check}), Role.OUTPUT, output=output)
+
+
+def check_callers(value: Any, path: str) -> Any:
+    """Check the `allowed_callers` of a tool. Only the model itself (`direct`) calls tools."""
+    callers = checks.each(checks.among("direct", "programmatic"))(value, path)
+    if callers and "direct" not in callers:
+        checks.unsupported(path, "tools are called by the model only; add 'direct'.")
+    return callers
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
     """Raise `NotSupported` if a tool sets a member that is not supported for any tool. Otherwise, return the tool unchanged."""
-    for name in ("allowed_callers", "async", "output_schema"):
+    if "allowed_callers" in tool:
+        check_callers(tool["allowed_callers"], f"{path}.allowed_callers")
+    for name in ("async", "output_schema"):
         if tool.get(name):
-            checks.unsupported(f"{path}.{name}", "it is not served yet.")
+            checks.unsupported(f"{path}.{name}", "it is not supported.")
     return tool
+
+
+def refuse_chat_form(value: dict[str, Any], path: str) -> dict[str, Any]:
+    """Raise `NotSupported` if a function tool or its choice has the form of Chat Completions. Otherwise, return it."""
+    if "name" not in value and isinstance(value.get("function"), dict):
+        checks.chat_name(f"{path}.function", f"its members, such as 'name', in '{path}'")
+    return value
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -158,7 +186,7 @@ def parse_shallow(arguments: str) -> dict[str, Any] | None:
     """Parse the arguments of a call, or return None if they are not a JSON object or too deep (`MAX_NESTING`)."""
     parsed = parse_arguments(arguments)
     try:
-        checks.depth([parsed], MAX_NESTING)
+        json_limits.depth([parsed], MAX_NESTING)
     except TooLarge:
         return None
     return parsed

@@ -7,11 +7,12 @@ of server-side tools, because the allowed values depend on the settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ..request import checks
-from ..request.checks import among, by_type, chain, fields, open_object
-from ..response.text import listing
+from .. import checks
+from ..checks import among, by_type, chain, fields, open_object
+from ..search_results import file_output, web_output
 from ..types import Item, Part, Tool
 from .client_defined import CUSTOM, FUNCTION, TOOL_SEARCH
 from .form import (
@@ -19,12 +20,14 @@ from .form import (
     CallForm,
     ItemKind,
     OfferedFunction,
+    Role,
     ToolKind,
     as_function,
     as_text,
     call_kind,
     check_call_id,
     output_kind,
+    paragraphs,
     parse_shallow,
     refuse_unsupported,
 )
@@ -91,18 +94,18 @@ LOCAL_SHELL = ToolKind(
         "local_shell_call_output": ItemKind(
             prefix="lsho",
             check=chain(_call_id_from_id, fields({"call_id": check_call_id, "output": checks.string})),
-            role="output",
+            role=Role.OUTPUT,
         ),
     },
     check=refuse_unsupported,
     offer=_offer(
         "local_shell",
-        "Runs a command on the user's machine.",
+        "Run a command on the user's machine.",
         _make_local_shell,
         ("command",),
-        command={**_STRINGS, "description": 'The program and its arguments, as ["bash", "-lc", "ls"].'},
-        working_directory={"type": "string", "description": "Where to run it."},
-        timeout_ms={"type": "integer", "description": "Milliseconds after which it is ended."},
+        command={**_STRINGS, "description": 'The program and its arguments, for example ["bash", "-lc", "ls"].'},
+        working_directory={"type": "string", "description": "Directory in which to run the command."},
+        timeout_ms={"type": "integer", "description": "Timeout of the command in milliseconds."},
         env={"type": "object", "additionalProperties": {"type": "string"}, "description": "Environment variables to set."},
     ),
 )
@@ -116,9 +119,21 @@ def _environment(value: Any, path: str) -> dict[str, Any]:
     if kind in ("container_auto", "container_reference"):
         checks.unsupported(f"{path}.type", "there are no containers for shells here; 'local' gives the commands to the client.")
     checks.one_of(kind, f"{path}.type", {"local"})
-    if environment.get("skills"):
-        checks.unsupported(f"{path}.skills", "it is not served yet.")
-    return environment
+    return _local(environment, path)
+
+
+_local = fields(skills=checks.each(open_object({"name": checks.string, "description": checks.string, "path": checks.string})))
+
+
+def _offer_shell(tool: Tool, namespace: str | None) -> OfferedFunction:
+    """Return the function for a shell. Its description lists the skills on the user's machine."""
+    shell = _shell(tool, namespace)
+    skills = tool.get("environment", {}).get("skills", ())
+    listed = "\n".join(f"- {skill['name']}: {skill['description']} ({skill['path']})" for skill in skills)
+    if not listed:
+        return shell
+    about = f"Skills are folders with instructions. If a skill fits the task, read its file SKILL.md first. Skills:\n{listed}"
+    return replace(shell, function={**shell.function, "description": paragraphs(shell.function["description"], about)})
 
 
 def _make_shell(arguments: str) -> dict[str, Any]:
@@ -141,6 +156,16 @@ def _command_output(one: Mapping[str, Any]) -> str:
     return "\n".join(text.rstrip("\n") for text in (one["stdout"], stderr, end) if text)
 
 
+_shell = _offer(
+    "shell",
+    "Run shell commands on the user's machine.",
+    _make_shell,
+    ("commands",),
+    commands={**_STRINGS, "description": "Shell commands to run, in order."},
+    timeout_ms={"type": "integer", "description": "Timeout of each command in milliseconds."},
+    max_output_length={"type": "integer", "description": "Maximum number of characters of output to return."},
+)
+
 SHELL = ToolKind(
     types=("shell",),
     items={
@@ -150,25 +175,24 @@ SHELL = ToolKind(
         ),
     },
     check=chain(refuse_unsupported, fields(environment=_environment)),
-    offer=_offer(
-        "shell",
-        "Runs shell commands on the user's machine.",
-        _make_shell,
-        ("commands",),
-        commands={**_STRINGS, "description": "Shell commands, run in this order."},
-        timeout_ms={"type": "integer", "description": "Milliseconds after which they are ended."},
-        max_output_length={"type": "integer", "description": "How many characters of output to keep."},
-    ),
+    offer=_offer_shell,
 )
 
 # -- apply_patch: one change of a file -----------------------------------------------------------------------------------
 
 _OPERATIONS = ("create_file", "update_file", "delete_file")
-_DIFF = (
-    "Not for delete_file. For create_file: all lines of the file, each with a '+' before it. For update_file: hunks without "
-    "line numbers. Each begins with a line '@@', or '@@ ' and the line that the section begins with; then come the lines, with "
-    "a ' ' before those that stay (about three before and after a change), a '-' before those that go, a '+' before new ones."
-)
+_DIFF = """\
+The change. Omit it for delete_file.
+For create_file, write all lines of the file, each with a '+' in front.
+For update_file, write one or more hunks, without line numbers. Start a hunk with the line '@@', or with '@@ ' and the line \
+that begins the surrounding class or function. Then write the lines of the hunk, each with one character in front: ' ' if the \
+line is unchanged, '-' if it is removed, '+' if it is added. Include about three unchanged lines before and after each change.
+Example of an update:
+@@ def greet():
+     name = "Ada"
+-    print("Hi")
++    print(f"Hello, {name}")
+     return name"""
 
 
 def _make_patch(arguments: str) -> dict[str, Any]:
@@ -200,7 +224,7 @@ APPLY_PATCH = ToolKind(
         "apply_patch_call_output": ItemKind(
             prefix="apco",
             check=fields({"call_id": check_call_id, "status": checks.string}, output=checks.string),
-            role="output",
+            role=Role.OUTPUT,
             output=_patch_output,
             statuses=frozenset({"completed", "failed"}),
         ),
@@ -208,11 +232,11 @@ APPLY_PATCH = ToolKind(
     check=refuse_unsupported,
     offer=_offer(
         "apply_patch",
-        "Creates, changes or deletes a file.",
+        "Create, update or delete a file on the user's machine.",
         _make_patch,
         ("type", "path"),
         type={"type": "string", "enum": list(_OPERATIONS)},
-        path={"type": "string", "description": "Path of the file, from the root of the workspace."},
+        path={"type": "string", "description": "Path of the file, relative to the root of the workspace."},
         diff={"type": "string", "description": _DIFF},
     ),
 )
@@ -244,14 +268,14 @@ MCP = ToolKind(
     types=("mcp",),
     items={
         "mcp_list_tools": ItemKind("mcpl", fields({"server_label": checks.string, "tools": checks.each(_listed_tool)})),
-        "mcp_approval_request": ItemKind("mcpr", fields(_requested), "approval_request"),
+        "mcp_approval_request": ItemKind("mcpr", fields(_requested), Role.APPROVAL_REQUEST),
         "mcp_approval_response": ItemKind(
             "mcpa", fields({"approval_request_id": checks.string, "approve": checks.boolean}, reason=checks.string)
         ),
         "mcp_call": ItemKind(
             prefix="mcp",
             check=fields(_requested, output=checks.string, approval_request_id=checks.string, error=_error),
-            role="served_call",
+            role=Role.SERVED_CALL,
             output=_mcp_output,
             statuses=USUAL_STATUSES | {"calling", "failed"},
         ),
@@ -275,7 +299,7 @@ CODE_INTERPRETER = ToolKind(
         "code_interpreter_call": ItemKind(
             prefix="ci",
             check=fields({"id": checks.string}, code=checks.string, container_id=checks.string, outputs=_code_outputs),
-            role="served_call",
+            role=Role.SERVED_CALL,
             arguments=lambda item: as_text({"code": item.get("code") or ""}),
             output=_code_output,
             function="python",
@@ -296,39 +320,65 @@ def _search_arguments(item: Item) -> str:
     return as_text({"query": action.get("query") or queries[0]} if kind == "search" else action)
 
 
-def _search_output(item: Item) -> str:
-    if item.get("error"):
-        return as_text(item["error"])
-    if "results" in item:
-        return listing(item["results"])
-    sources = (item.get("action") or {}).get("sources") or ()
-    urls = [str(source["url"]) for source in sources if isinstance(source, dict) and "url" in source]
-    return "\n".join(["The results are not shown again.", *urls])
-
-
 WEB_SEARCH = ToolKind(
     types=("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
     items={
         "web_search_call": ItemKind(
             prefix="ws",
             check=fields({"id": checks.string}, action=_search_action, results=checks.array),
-            role="served_call",
+            role=Role.SERVED_CALL,
             arguments=_search_arguments,
-            output=_search_output,
+            output=web_output,
             function="web_search",
             statuses=USUAL_STATUSES | {"searching", "failed"},
         ),
     },
 )
 
+# -- file_search -------------------------------------------------------------------------------------------------------
+
+
+def _file_arguments(item: Item) -> str:
+    return as_text({"queries": item.get("queries") or []})
+
+
+FILE_SEARCH = ToolKind(
+    types=("file_search",),
+    items={
+        "file_search_call": ItemKind(
+            prefix="fs",
+            check=fields({"id": checks.string, "queries": checks.strings}, results=checks.array, error=checks.string),
+            role=Role.SERVED_CALL,
+            arguments=_file_arguments,
+            output=file_output,
+            function="file_search",
+            statuses=USUAL_STATUSES | {"searching", "failed"},
+        ),
+    },
+)
+
+# -- tools of OpenAI's platform -----------------------------------------------------------------------------------------
+# Nobody executes them here. The settings decide whether they are omitted or refused.
+
+UNSERVED = ToolKind(
+    types=(
+        *("computer", "computer_use", "computer_use_preview", "container", "image_generation"),
+        "programmatic_tool_calling",
+    ),
+    items={},
+)
+
 # -- all kinds ---------------------------------------------------------------------------------------------------------
 
-_KINDS = (FUNCTION, CUSTOM, TOOL_SEARCH, LOCAL_SHELL, SHELL, APPLY_PATCH, MCP, CODE_INTERPRETER, WEB_SEARCH)
+_KINDS = (
+    *(FUNCTION, CUSTOM, TOOL_SEARCH, LOCAL_SHELL, SHELL, APPLY_PATCH),
+    *(MCP, CODE_INTERPRETER, WEB_SEARCH, FILE_SEARCH, UNSERVED),
+)
 
 TOOL_KINDS: dict[str, ToolKind] = {type_: kind for kind in _KINDS for type_ in kind.types}
 TOOL_ITEMS: dict[str, ItemKind] = {type_: item for kind in _KINDS for type_, item in kind.items.items()}
 SERVED_TOOLS = frozenset(type_ for type_, kind in TOOL_KINDS.items() if kind.offer is None)
-"""Types of the tools that the server executes."""
+"""Types of the tools that the client does not execute."""
 
 
 def arguments_of(item: Item) -> str:

@@ -106,10 +106,7 @@ def _init(plan: Plan) -> None:
 
 
 def _run_code(plan: Plan) -> None:
-    for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), plan["stdout"], plan["stderr"])):
-        os.dup2(descriptor, number)
-    os.dup2(plan["channel"], _CHANNEL)
-    os.closerange(_CHANNEL + 1, _MAX_DESCRIPTORS)
+    _replace_descriptors(plan)
     os.setsid()
     os.nice(10)
     own_user = plan["uid"] is not None
@@ -125,6 +122,13 @@ def _run_code(plan: Plan) -> None:
         isolation.restrict_files(directory, plan["packages"])
     seccomp.install(alone=not plan["namespaces"])
     _serve(_CHANNEL, directory, plan["output_bytes"])
+
+
+def _replace_descriptors(plan: Plan) -> None:
+    for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), plan["stdout"], plan["stderr"])):
+        os.dup2(descriptor, number)
+    os.dup2(plan["channel"], _CHANNEL)
+    os.closerange(_CHANNEL + 1, _MAX_DESCRIPTORS)
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> str:

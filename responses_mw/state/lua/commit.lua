@@ -110,11 +110,7 @@ for ancestor in string.gmatch(path, '([a-z0-9]+):') do
 end
 if appends then append_items(REST, new.ttl) end
 if new.job then
-  local log = prefix .. 'e:' .. new.random
-  local kind = redis.call('TYPE', log).ok
-  if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not prevent its response from ending
-  append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
-  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until', 'retry_seq', 'erred')
+  end_job(KEYS[1], new.job.first, new.job.last, ARGV[4])
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
 end
 return stored()

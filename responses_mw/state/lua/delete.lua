@@ -8,7 +8,7 @@
 local LAST_READS = 10000  -- ms that followers of the log have to read its end
 
 local undone = ARGV[4] ~= '' and ARGV[4]
-local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment', 'token')
+local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment', 'token', 'temporary')
 if not record[1] then
   if undone then redis.call('SET', KEYS[2], ARGV[2], 'NX', 'PX', ARGV[3]) end
   return {redis.call('GET', KEYS[2]) == ARGV[2] and 'deleted' or 'missing'}
@@ -17,9 +17,9 @@ if record[2] ~= ARGV[1] or undone and record[4] ~= undone then return {'missing'
 if tonumber(record[1]) > VERSION then return {'newer'} end
 
 free(KEYS[1])
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', record[5] or ARGV[3])
 local random = string.match(KEYS[1], '[a-z0-9]+$')
-redis.call('DEL', prefix .. 'k:' .. random)
+redis.call('DEL', prefix .. 'k:' .. random, prefix .. 't:' .. random)
 redis.call('PEXPIRE', prefix .. 'e:' .. random, LAST_READS)
 if record[3] then
   redis.call('ZREM', prefix .. 's:' .. record[3] .. ':refs', 'r' .. random)

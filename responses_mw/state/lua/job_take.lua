@@ -6,8 +6,11 @@
 --   not been checked recently, otherwise ''}; or
 --   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, lost worker, retries, last error
 --   as JSON, ms left for retries, earlier attempts, continuations}
+-- An attempt that adds output to the log makes the earlier attempts irrelevant. Only their total is limited as well, because the
+-- output may be reasoning that each worker begins anew.
 
 local BEGUN = 3  -- created, queued and in_progress are not output
+local TOTAL = 20  -- maximum attempts in total
 local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
 local CANCELLING = 10000  -- ms that another request to cancel the response has before this one takes over
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
@@ -24,7 +27,9 @@ if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
 if tonumber(v) > VERSION then return {'newer'} end
 if TERMINAL[status] then return {'done'} end
 
-local retries, failure, retry_until, retry_seq, erred = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until', 'retry_seq', 'erred'))
+local retries, failure, retry_until, retry_seq, erred, total, begun_seq = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until', 'retry_seq', 'erred', 'total', 'begun_seq'))
+local has_grown = begun_seq and tonumber(next_seq) > math.max(tonumber(begun_seq), BEGUN)
+if has_grown then attempts = 0 end
 if retry_seq ~= next_seq then retries, retry_until = false, false end  -- the job has made progress since
 local now = now_ms()
 local left = tonumber(lease_until) - now
@@ -35,7 +40,7 @@ if ARGV[5] == 'cancel' or stopping then
   verdict = 'cancelled'
 elseif retry_until and now >= tonumber(retry_until) then
   verdict = 'failed'
-elseif tonumber(attempts) >= tonumber(ARGV[4]) then
+elseif tonumber(attempts) >= tonumber(ARGV[4]) or tonumber(total or 0) >= TOTAL then
   verdict = failure and erred and 'failed' or 'lost'  -- depends on how the last attempt ended
 elseif ARGV[5] == 'settle' and tonumber(next_seq) > BEGUN and -left > ABANDONED then
   verdict = 'lost'
@@ -51,9 +56,11 @@ if verdict ~= 'run' then free(credential_key) end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', now + ARGV[3])
 if verdict == 'run' then
   redis.call('HSET', KEYS[1], 'status', 'in_progress')
-  redis.call('HINCRBY', KEYS[1], 'attempts', 1)
+  redis.call('HSET', KEYS[1], 'attempts', attempts + 1, 'begun_seq', next_seq)
+  redis.call('HINCRBY', KEYS[1], 'total', 1)
   redis.call('HDEL', KEYS[1], 'erred')
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
-local texts = redis.call('HMGET', KEYS[1], 'document', 'job', 'continuations')
+local texts = redis.call('HMGET', KEYS[1], 'document', 'job', 'continuations', 'temporary')
+prolong(KEYS[1], texts[4])
 return {verdict, tonumber(next_seq) or 'damaged', texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts), tonumber(texts[3] or 0)}

@@ -186,6 +186,22 @@ local function append_batch(record, first, last, batch, final)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
+-- Complete the log of the background response in `record` with its last batch, and remove the fields of its job.
+local function end_job(record, first, last, batch)
+  local log = prefix .. 'e:' .. string.match(record, '[a-z0-9]+$')
+  local kind = redis.call('TYPE', log).ok
+  if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not prevent its response from ending
+  append_batch(record, first, last, batch, true)
+  redis.call('HDEL', record, 'job', 'lease_until', 'worker', 'attempts', 'total', 'begun_seq', 'stopping', 'retries', 'error', 'retry_until', 'retry_seq', 'erred')
+end
+
+-- Let the keys of a temporary response expire in `temporary` ms from now. Do nothing if `temporary` is false.
+local function prolong(record, temporary)
+  if not temporary then return end
+  local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
+  for _, key in ipairs({record, slot .. 'e:' .. random, slot .. 'k:' .. random}) do redis.call('PEXPIRE', key, temporary) end
+end
+
 -- Add a job to the queue `ready`, in its owner's turn or (if `first`) at the front, and notify the workers.
 local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without stored turns, cancelled jobs would delay their owner's next jobs
 local function wait_for_worker(ready, job, owner, first)

@@ -16,10 +16,11 @@ end
 local until_then, answers = now_ms() + ARGV[1], {}
 
 local function append(record, token, first, last, batch)
-  local found = redis.call('HMGET', record, 'token', 'status')
+  local found = redis.call('HMGET', record, 'token', 'status', 'temporary')
   if found[1] ~= token or TERMINAL[found[2]] then return 0 end
   if append_batch(record, tonumber(first), tonumber(last), batch) then return 0 end
   redis.call('HSET', record, 'lease_until', until_then)
+  prolong(record, found[3])
   return 1
 end
 

@@ -99,7 +99,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
         self.task = asyncio.create_task(self._run(app, scope))
-        self.task.add_done_callback(self._ended)
+        self.task.add_done_callback(self._note_end)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Return the status and the headers, once the application has sent them."""
@@ -126,17 +126,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         if not self._left:
             self._left = True
             self._over.set()
-            try:
-                if self._is_sending:
-                    _wake(self._sender)
-                elif not self._begun:
-                    grace = _DISCONNECT_GRACE if self._head is None else _FIRST_CHUNK_GRACE
-                    with anyio.move_on_after(grace, shield=True):
-                        await asyncio.wait({self.task})
-            finally:
-                if not (self._is_sending or self._is_cancelled):
-                    self._is_cancelled = True
-                    self.task.cancel()
+            await self._cancel()
         with anyio.move_on_after(_CANCEL_GRACE, shield=True):
             await asyncio.wait({self.task})
 
@@ -153,6 +143,19 @@ class _InnerResponse(httpx.AsyncByteStream):
         finally:
             self._reader = None
 
+    async def _cancel(self) -> None:
+        try:
+            if self._is_sending:
+                _wake(self._sender)
+            elif not self._begun:
+                grace = _DISCONNECT_GRACE if self._head is None else _FIRST_CHUNK_GRACE
+                with anyio.move_on_after(grace, shield=True):
+                    await asyncio.wait({self.task})
+        finally:
+            if not (self._is_sending or self._is_cancelled):
+                self._is_cancelled = True
+                self.task.cancel()
+
     def _end_failure(self) -> httpx.TransportError:
         if self.task.cancelled():
             return httpx.ReadError("The application was cancelled before its response was complete")
@@ -168,7 +171,7 @@ class _InnerResponse(httpx.AsyncByteStream):
     async def _run(self, app: ASGIApp, scope: Scope) -> None:
         await app(scope, self._receive, self._send)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if failure is not None and self._complete:
             logger.error("The application failed after its response was complete", exc_info=failure)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import anyio
 import httpx
 
-Origin: TypeAlias = tuple[str, str, int]
-"""Scheme, host and port."""
+from ...network import keep_alive
+
+Origin: TypeAlias = tuple[str, str, int, str]
+"""Scheme, host, port, and server name of TLS ("" without TLS)."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Seconds after which an idle connection is closed. Common servers close it after 5 s, and a request sent then would fail.
@@ -21,11 +24,15 @@ _KEEPALIVE_EXPIRY = 4.0
 _ATTEMPT_DELAY = 0.25
 
 
-def origin_of(url: httpx.URL) -> Origin:
-    """Return the origin of `url`. Raises `httpx.UnsupportedProtocol` if its scheme is neither http nor https."""
-    if url.scheme not in _DEFAULT_PORTS:
+def origin_of(url: httpx.URL, server_name: str | None = None) -> Origin:
+    """Return the origin of `url`. The server name is the URL's host, or `server_name` if it is not empty.
+
+    Raises `httpx.UnsupportedProtocol` if the scheme is neither http nor https.
+    """
+    scheme, host = url.scheme, url.raw_host.decode()
+    if scheme not in _DEFAULT_PORTS:
         raise httpx.UnsupportedProtocol(f"The URL must begin with http:// or https://: {url}")
-    return url.scheme, url.raw_host.decode(), url.port or _DEFAULT_PORTS[url.scheme]
+    return scheme, host, url.port or _DEFAULT_PORTS[scheme], (server_name or host) if scheme == "https" else ""
 
 
 class ConnectionPool:
@@ -34,7 +41,8 @@ class ConnectionPool:
     def __init__(self) -> None:
         self.is_closed = False
         self._open: set[PooledConnection] = set()
-        self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used is last
+        self._idle: defaultdict[Origin, dict[PooledConnection, None]] = defaultdict(dict)  # the most recently used is last
+        self._retirements = 0
 
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
@@ -43,23 +51,36 @@ class ConnectionPool:
 
         With `reuse`, prefer an idle one. Raises httpx's `ConnectError`, or `ConnectTimeout` after `connect_timeout` seconds.
         """
-        for connection in reversed(self._idle):
-            if reuse and connection.origin == origin and not connection.transport.is_closing():
-                del self._idle[connection]
+        idle = self._idle.get(origin) if reuse else None
+        while idle:
+            connection, _ = idle.popitem()
+            if not connection.transport.is_closing():
                 connection.take()
                 return connection
+        before = self._retirements
         connection = await _connect(self, origin, context, connect_timeout)
+        connection.is_retired = before != self._retirements  # perhaps of another origin, which does no harm
         self._open.add(connection)
         return connection
 
     def release(self, connection: PooledConnection) -> None:
         """Add a connection to the idle connections."""
-        self._idle[connection] = None
+        self._idle[connection.origin][connection] = None
+
+    def retire(self, origin: Origin) -> None:
+        """Close the idle connections to `origin`, and the others once they would be idle. Later requests get new ones."""
+        self._retirements += 1
+        _abort(self._idle.pop(origin, ()))
+        for connection in self._open:
+            connection.is_retired |= connection.origin == origin
 
     def forget(self, connection: PooledConnection) -> None:
         """Remove a closed connection."""
-        self._idle.pop(connection, None)
         self._open.discard(connection)
+        if (idle := self._idle.get(connection.origin)) is not None:
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[connection.origin]
 
     async def aclose(self) -> None:
         """Abort all connections and wait until they are closed. Pending and later calls of `acquire` raise `ConnectError`."""
@@ -78,6 +99,10 @@ class PooledConnection(asyncio.Protocol):
         self.origin = origin
         self.loop = asyncio.get_running_loop()
         self.was_used = False
+        self.is_retired = False
+        """Whether the connection is not used for another request."""
+        self.failure: Exception | None = None
+        """The error that has closed the connection, such as an alert of TLS."""
         self._pool = pool
         self.closed = self.loop.create_future()
         self._expiry: asyncio.TimerHandle | None = None
@@ -90,12 +115,16 @@ class PooledConnection(asyncio.Protocol):
 
     def release(self) -> None:
         """Return the connection to the pool. It is closed if it stays unused for `_KEEPALIVE_EXPIRY` seconds."""
+        if self.is_retired:
+            self.transport.abort()
+            return
         self.transport.set_protocol(self)
         self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        keep_alive(transport)
         if self._pool.is_closed:
             transport.abort()
 
@@ -108,6 +137,7 @@ class PooledConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
+        self.failure = exc
         self.closed.set_result(None)
         self._pool.forget(self)
 
@@ -115,7 +145,7 @@ class PooledConnection(asyncio.Protocol):
 async def _connect(
     pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None
 ) -> PooledConnection:
-    _, host, port = origin
+    _, host, port, _ = origin
     try:
         async with asyncio.timeout(connect_timeout):
             connection = await _first_connection(pool, origin, context)
@@ -124,15 +154,17 @@ async def _connect(
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         raise httpx.ConnectError(f"Could not connect to {host}:{port}: {error}") from error
     if connection.transport.is_closing():
-        raise httpx.ConnectError(f"Could not connect to {host}:{port}: the connection was closed immediately")
+        await asyncio.wait({connection.closed}, timeout=_ATTEMPT_DELAY)  # for the reason
+        message = f"Could not connect to {host}:{port}: the connection was closed immediately"
+        raise httpx.ConnectError(message) from connection.failure
     return connection
 
 
 async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None) -> PooledConnection:
     """Connect to the first address that accepts ("happy eyeballs", which uvloop lacks). Raises `OSError` if none accepts."""
     loop = asyncio.get_running_loop()
-    _, host, port = origin
-    server_hostname = host if context else None
+    _, host, port, server_name = origin
+    server_hostname = server_name if context else None
     made: list[PooledConnection] = []
     failures: list[OSError] = []
 
@@ -147,7 +179,7 @@ async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.S
         finally:
             over.set()
 
-    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = _own_address(host, port) or await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     try:
         async with anyio.create_task_group() as attempts:
             for *_, (address, *_) in addresses:
@@ -159,9 +191,20 @@ async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.S
         _abort(made)
         raise
     if not made:
-        raise failures[0]
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # the tracebacks of the errors refer to the list
     _abort(made[1:])
     return made[0]
+
+
+def _own_address(host: str, port: int) -> list[Any]:
+    """Return the address of a host that is an IP address. It must not wait for threads in which name servers are asked."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        return []
 
 
 def _abort(connections: Iterable[PooledConnection]) -> None:

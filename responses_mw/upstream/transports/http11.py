@@ -1,8 +1,7 @@
 """The HTTP/1.1 transport of the upstream client and the proxy, based on httptools.
 
-This transport is used because it needs less CPU than the transport of httpx-aiohttp. The whole server takes 43 us per token
-instead of 60 us (29 % less), measured with the benchmark `steady` in three interleaved rounds on two busy cores. Remove this
-transport if it saves less than 20 %.
+This transport is used because it needs less CPU than that of httpx-aiohttp: the whole server takes 43 us per token instead of
+60 us (benchmark `steady`, three interleaved rounds on two busy cores). Remove this transport if it saves less than 20 %.
 
 1. Each read from the socket runs the parser (in C) and wakes one future, without a lock, queue, timer or task. A reader can
    *divert* data: a function then gets the data instead of the reader.
@@ -20,32 +19,30 @@ The only timeout is the connect timeout. Callers limit the time that they wait f
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import httptools
 import httpx
 
-from ...http import InvalidFraming, body_framing
 from ...network import system_tls
+from .base import UpstreamTransport
 from .connections import ConnectionPool, PooledConnection, origin_of
+from .outgoing import OutgoingRequest, chunk, fields
 
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_TARGET = re.compile(rb"[^\x00-\x20\x7f]+")
 _MAX_BUFFERED = 64 * 1024
-# Seconds after the first write. If a reused connection is closed within this time without a response, it was stale, because the
-# close of an idle connection arrives within a round trip. A server that closes the connection later may have processed the
-# request, or crashed because of it. Sending that request again could crash the next server.
+# Seconds after the first write. A reused connection that is closed within this time without a response was stale, because the
+# close of an idle connection arrives within a round trip. A server that closes it later may have processed the request, or
+# crashed because of it. Sending that request again could crash the next server.
 _STALE_WINDOW = 0.05
 
 
-class NetworkTransport(httpx.AsyncBaseTransport):
+class NetworkTransport(UpstreamTransport):
     """Sends requests over pooled connections. Bodies are streamed in both directions, and responses are not decompressed.
 
     The request extension `timeout["connect"]` is in seconds. The extension `target` (bytes) replaces the URL's path and query.
+    The extension `sni_hostname` (str) replaces the URL's host as the server name of TLS, which the certificate must contain.
 
     Raises `httpx.ConnectError` or `ConnectTimeout` if no connection can be made, and `ReadError`, `WriteError` or
     `RemoteProtocolError` if the exchange fails afterwards. Raises `LocalProtocolError` if the request is invalid, and
@@ -60,16 +57,20 @@ class NetworkTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         connect_timeout = request.extensions.get("timeout", {}).get("connect")
         outgoing = OutgoingRequest.of(request)
+        origin = origin_of(request.url, request.extensions.get("sni_hostname"))
         context = (self._ssl_context or system_tls()) if request.url.scheme == "https" else None
-        connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout)
+        connection = await self._pool.acquire(origin, context, connect_timeout)
         try:
             return await Exchange(connection).answer(outgoing)
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
         # Do not reuse another idle connection. It may be stale too, and a second close would make the request fail.
-        connection = await self._pool.acquire(origin_of(request.url), context, connect_timeout, reuse=False)
+        connection = await self._pool.acquire(origin, context, connect_timeout, reuse=False)
         return await Exchange(connection).answer(outgoing)
+
+    def retire(self, url: str, server_name: str = "") -> None:
+        self._pool.retire(origin_of(httpx.URL(url), server_name))
 
     async def aclose(self) -> None:
         """Abort all exchanges and wait until every connection is closed."""
@@ -78,68 +79,6 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
 class StaleConnection(httpx.ReadError):
     """The server had closed the reused connection before the request arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingRequest:
-    """A request whose headers are encoded. `length` is the body's length in bytes, or None if the body is sent in chunks."""
-
-    head: bytes
-    body: bytes | httpx.AsyncByteStream
-    length: int | None
-    is_head: bool
-    keeps_connection: bool
-
-    @classmethod
-    def of(cls, request: httpx.Request) -> OutgoingRequest:
-        """Encode the request line and the headers of `request`.
-
-        Raises `httpx.LocalProtocolError` if the method is CONNECT, or if the method, the target or a header is invalid. Framing
-        headers that are ambiguous or do not match the body are also refused, because they allow request smuggling.
-        """
-        headers = list(request.headers.raw)
-        body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else request.stream
-        assert isinstance(body, bytes | httpx.AsyncByteStream)
-        length = _framed(headers, body)
-        if request.method == "CONNECT":
-            raise httpx.LocalProtocolError("CONNECT is not supported over pooled connections")
-        target = request.extensions.get("target", request.url.raw_path)
-        method, names = request.method.encode(), [name for name, _ in headers]
-        if not (_TARGET.fullmatch(target) and _TOKEN.fullmatch(b"".join([method, *names])) and method and all(names)):
-            raise httpx.LocalProtocolError("The request's method, target or a header name is invalid")
-        lines = [b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % header for header in headers)]
-        head = b"\r\n".join([*lines, b"", b""])
-        if b"\x00" in head or not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
-            raise httpx.LocalProtocolError("The request line or a header contains a line break or a null")
-        return cls(head, body, length, request.method == "HEAD", _fields(headers).get(b"connection") != b"close")
-
-
-def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStream) -> int | None:
-    """Return the length of the body, or None if it is sent in chunks. A missing framing header is added to `headers`."""
-    try:
-        framing = body_framing(headers)
-    except InvalidFraming as error:
-        raise httpx.LocalProtocolError(f"The request's framing is invalid: {error}") from error
-    if framing.chunked:
-        return None
-    if isinstance(body, bytes):
-        if framing.length is None and body:
-            headers.append((b"Content-Length", b"%d" % len(body)))
-        elif (framing.length or 0) != len(body):
-            raise httpx.LocalProtocolError(f"The request announces {framing.length} bytes but has {len(body)}")
-        return len(body)
-    if framing.length is None:
-        headers.append((b"Transfer-Encoding", b"chunked"))
-    return framing.length
-
-
-def _fields(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Map the names of headers to their values, both in lower case. If a name is repeated, the last value is used."""
-    return {name.lower(): value.lower() for name, value in headers}
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
@@ -204,6 +143,8 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             if self._complete:
                 raise StopAsyncIteration
             await self._more()
+        if self._paused:
+            await asyncio.sleep(0)  # anyio cannot cancel a task whose data always arrives before it waits
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
@@ -252,12 +193,12 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         try:
             self._feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._parse_failed(error)
+            self._reject_data(error)
         if self._complete:
             self._end()
         elif not self._chunks and self._buffered > _MAX_BUFFERED and not self._over:
             self._status = 0  # if nobody has seen the status yet, the error takes its place
-            self._parse_failed(ValueError("its headers, trailers or chunk extensions are too long"))
+            self._reject_data(ValueError("its headers, trailers or chunk extensions are too long"))
         elif self._take is not None and len(self._chunks) == 1 and self._is_taken(self._take):
             return
         elif self._buffered > _MAX_BUFFERED and not self._over:
@@ -275,7 +216,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end(self._end_failure(exc or ConnectionAbortedError("The transport was closed")))
         self._connection.connection_lost(exc)
 
-    def _parse_failed(self, error: Exception) -> None:
+    def _reject_data(self, error: Exception) -> None:
         self._keeps_connection = False  # after a complete response, this is the only effect of invalid data
         if not self._complete:
             failure = httpx.RemoteProtocolError(f"The server's response is not HTTP/1.1: {error}")
@@ -338,8 +279,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         if status < 200:
             self._headers.clear()
             return
-        self._status = status
-        self._keeps_connection &= self._parser.should_keep_alive()
+        self._status, self._keeps_connection = status, self._keeps_connection and self._parser.should_keep_alive()
         self._until_close = _ends_with_connection(self._headers)
         if self._is_head:
             # The parser cannot be configured to expect no body, so stop it here and ignore further data.
@@ -360,7 +300,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._sender.add_done_callback(self._sent)
             return
         if request.length is None:
-            body = (_chunk(body) if body else b"") + _chunk(b"")
+            body = (chunk(body) if body else b"") + chunk(b"")
         self._transport.write(head + body)
         self._is_written = True
 
@@ -369,11 +309,11 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             if left is not None and (left := left - len(data)) < 0:
                 raise httpx.LocalProtocolError("The request's body is longer than its Content-Length")
             if data:
-                self._transport.write(_chunk(data) if left is None else data)
+                self._transport.write(chunk(data) if left is None else data)
             if self._writable is not None:
                 await self._writable
         if left is None:
-            self._transport.write(_chunk(b""))
+            self._transport.write(chunk(b""))
         elif left:
             raise httpx.LocalProtocolError(f"The request's body is {left} bytes shorter than its Content-Length")
         self._is_written = True
@@ -394,7 +334,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
 def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
     """Return whether only the end of the connection marks the end of the response body (RFC 9112, section 6.3)."""
-    fields = _fields(headers)
-    if b"transfer-encoding" in fields:
-        return not fields[b"transfer-encoding"].endswith(b"chunked")
-    return b"content-length" not in fields
+    named = fields(headers)
+    if b"transfer-encoding" in named:
+        return not named[b"transfer-encoding"].endswith(b"chunked")
+    return b"content-length" not in named

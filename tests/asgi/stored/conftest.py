@@ -11,7 +11,7 @@ from benchmarks.processes import free_port
 from tests.support.configured import flag
 from tests.support.echo import Echo
 from tests.support.servers import Ours, wait_until_serving
-from tests.support.valkey import Plain, Server
+from tests.support.valkey import starting_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.forkserver import Forked, ForkServer
     from tests.support.servers import Serve, Start
+    from tests.support.valkey import Plain, Server
 
     StartServer = Callable[..., Server]
     StartProcess = Callable[..., tuple[Ours, Forked]]
@@ -62,17 +63,8 @@ def on_b(b: Ours) -> openai.AsyncOpenAI:
 @pytest.fixture
 def start_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Start a Valkey for one test, with options of valkey-server."""
-    servers: list[Server] = []
-
-    def start(*options: str) -> Server:
-        server = Server(tmp_path_factory.mktemp("own"), *options)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
+    with starting_servers(tmp_path_factory) as start:
+        yield start
 
 
 @pytest.fixture

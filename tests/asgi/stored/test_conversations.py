@@ -290,7 +290,7 @@ async def test_an_unstored_response_adds_no_items_to_its_conversation(on_a: Asyn
 async def test_a_full_conversation_is_a_413_before_the_upstream_is_called(
     start_at: Start, keys: Plain, upstream: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("responses_mw.app.StateOptions", partial(StateOptions, chain_items=4))
+    monkeypatch.setattr("responses_mw.state_opening.StateOptions", partial(StateOptions, chain_items=4))
     client = start_at("proxy").client
     conversation = await client.conversations.create(items=asked("zero"))
     await respond_in(client, "one", conversation.id)

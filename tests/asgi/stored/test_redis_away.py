@@ -15,6 +15,7 @@ from benchmarks.processes import free_port
 from tests.asgi.stored.test_owners import REQUESTS, asked, things_of
 from tests.support import oracle
 from tests.support.echo import said
+from tests.support.garbage import nothing_left
 from tests.support.scripted import Signal, finish, text, usage
 from tests.support.servers import Ours
 from tests.support.stored import everything
@@ -269,9 +270,11 @@ async def test_with_a_full_redis_a_background_response_is_a_503(start_at: Start,
     ours = start_at("proxy", redis__url=valkey.url, auth__secret_keys="k" * 32)
     with valkey.client() as client:
         client.config_set("maxmemory", "1")
-    answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "background": True})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
-    assert "retry-after" in answer.headers
+    for _ in range(2):  # the first one finds that Redis refuses writes
+        async with nothing_left():
+            answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "background": True})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
+        assert "retry-after" in answer.headers
 
 
 # -- killed processes ----------------------------------------------------------------------------------------------------

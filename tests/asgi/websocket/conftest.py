@@ -28,7 +28,7 @@ def ws(start_ws: Start) -> Ours:
 @pytest.fixture
 def patient_ws(start_ws: Start) -> Ours:
     """A server whose status grace is long enough for a busy machine."""
-    return start_ws(upstream__status_grace=5)
+    return start_ws(upstream__status_grace=60)
 
 
 @pytest.fixture

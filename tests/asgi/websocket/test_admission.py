@@ -9,7 +9,8 @@ import anyio
 
 from responses_mw.asgi.websocket import WebSocketConnection
 from responses_mw.asgi.websocket_memory import ConnectionHistory, Memory, Share
-from responses_mw.engine.run import Drain, RunMode
+from responses_mw.engine.drain import Drain
+from responses_mw.engine.run import RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
 from responses_mw.upstream import Caller
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
     from responses_mw.protocol.request.create import CreateResponse
-    from responses_mw.protocol.response.events import Event
+    from responses_mw.protocol.types import Event
 
 
 SHARE = Share(Memory(owner_bytes=1000, total_bytes=1000))
@@ -80,9 +81,9 @@ async def test_a_rate_limited_response_is_an_error_and_does_not_evict_the_previo
 
     context = SimpleNamespace(
         runner=runner,
-        upstream=SimpleNamespace(verify=accept),
+        upstreams=SimpleNamespace(verify=accept),
         limits=SimpleNamespace(request=count),
-        reader=SimpleNamespace(parse=lambda body, _size: parse(body)),
+        reader=SimpleNamespace(parse=lambda body, *_: parse(body)),
         settings=make_settings(),
     )
     scope = {"type": "websocket", "headers": []}

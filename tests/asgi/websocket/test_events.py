@@ -14,9 +14,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from responses_mw.asgi.http_responses import ErrorResponse
-from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.asgi.requests import Inbound
 from responses_mw.errors import Unauthorized
+from responses_mw.server.protocols import websocket_protocol
 from tests.support import oracle
 from tests.support.garbage import nothing_left
 from tests.support.scripted import HELLO, Signal, error, frame, text
@@ -137,7 +137,7 @@ async def test_a_lane_runs_one_response_at_a_time_in_order(ws: Ours, upstream: S
 
 
 async def test_an_upstream_error_is_an_error_event_with_its_status(start_ws: Start, upstream: ScriptedUpstream) -> None:
-    ws = start_ws(upstream__status_grace=5)
+    ws = start_ws(upstream__status_grace=60)
     upstream.whole(error("no such thing", 400), 400)
     upstream.whole(error("slow down", 429), 429, headers={"retry-after": "7"})
     async with opened(ws) as socket:
@@ -425,10 +425,12 @@ async def test_closing_a_connection_cancels_its_running_responses(ws: Ours, upst
         await answer.left.wait()
 
 
-async def test_refusals_and_disconnections_leave_nothing_to_the_garbage_collector(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_refusals_and_disconnections_leave_nothing_to_the_garbage_collector(
+    patient_ws: Ours, upstream: ScriptedUpstream
+) -> None:
     async with nothing_left():
         upstream.whole(error("no"), 400)
-        async with opened(ws) as socket:
+        async with opened(patient_ws) as socket:
             await socket.create()
             assert (await socket.receive())["type"] == "error"
             answer = upstream.stream(text("a"), Signal())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from responses_mw.asgi.websocket_memory import Block, Memory, Share, UnstoredChain
 from responses_mw.errors import RateLimited
 from tests.support.scripted import HELLO, Signal, text
+from tests.support.servers import PATIENCE
 from tests.support.websocket import UVICORN, opened
 
 if TYPE_CHECKING:
@@ -85,6 +87,60 @@ async def test_queued_requests_of_several_connections_count_together(
         assert (await second.events())[-1]["type"] == "response.completed"
         upstream.stream(*HELLO)
         await second.response("x" * 15_000)
+
+
+async def test_a_queued_request_frees_its_memory_when_it_begins(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours = start_proxy(limits__memory_bytes=80_000)
+    async with opened(ours) as socket:
+        for _ in range(4):
+            held = Signal()
+            answer = upstream.stream(text("a"), held, *HELLO)
+            upstream.stream(*HELLO)
+            await socket.create()
+            await answer.asked.wait()
+            await socket.create("x" * 15_000)
+            held.set()
+            for _ in range(2):
+                assert (await socket.events())[-1]["type"] == "response.completed"
+
+
+async def queue_large_request(socket: Socket) -> None:
+    """Queue a request that uses most of the memory. Repeat it until earlier connections have freed theirs."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            await socket.create("x" * 15_000)
+            await socket.send(type="unknown")
+            while (event := await socket.receive())["type"] != "error":
+                pass
+            if event["status"] == 400:
+                return
+            while (await socket.receive())["type"] != "error":
+                pass
+            await asyncio.sleep(0.02)
+
+
+async def test_closing_a_connection_frees_the_memory_of_its_queued_requests(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours = start_proxy(limits__memory_bytes=80_000)
+    async with opened(ours) as other:  # its owner's share remains
+        for _ in range(4):
+            answer = upstream.stream(text("a"), Signal())
+            async with opened(ours) as socket:
+                await socket.create()
+                await answer.asked.wait()
+                await queue_large_request(socket)
+            await answer.left.wait()
+        answer = upstream.stream(text("a"), held := Signal(), *HELLO)
+        await other.create()
+        await answer.asked.wait()
+        await queue_large_request(other)
+        upstream.stream(*HELLO)
+        held.set()
+        for _ in range(2):
+            assert (await other.events())[-1]["type"] == "response.completed"
 
 
 async def test_queued_requests_are_not_decoded(start_proxy: Callable[..., Ours], upstream: ScriptedUpstream) -> None:

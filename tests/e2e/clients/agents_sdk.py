@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: `python -m tests.e2e.clients.agents_sdk URL MCP SSE`."""
+"""The OpenAI Agents SDK: `python -m tests.e2e.clients.agents_sdk URL MCP SSE STORE`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from pydantic import BaseModel
 from tests.e2e.clients.cases import (
     BYE,
     CODE,
+    FILES,
     FOUND,
+    IN_FILE,
     KEY,
     MODEL,
     SEARCH,
+    SIGNED,
     WEATHERS,
     Case,
     Servers,
@@ -47,7 +50,7 @@ class Answer(BaseModel):
 
 
 class Files:
-    """What patches are applied to."""
+    """Files that patches are applied to."""
 
     def __init__(self) -> None:
         self._files = {"a.txt": "one\ntwo\n"}
@@ -65,7 +68,7 @@ class Files:
 
 
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather of a city."""
     return f"Sunny in {city}"
 
 
@@ -89,7 +92,7 @@ def _run(*command: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What the agent is told, what must come of it, and what the agent has."""
+    """The prompts and options of an agent, and the expected result."""
 
     told: str
     expected: str
@@ -113,15 +116,31 @@ def plays(place: Servers) -> dict[str, Play]:
         "functions in turn": Play(WEATHERS, "Sunny in Rome | Sunny in Bonn", tools(weather)),
         "a tool required": Play(asks, "Sunny", tools(weather), {"tool_choice": "required", "parallel_tool_calls": False}),
         "structured output": Play(asks, "Sunny", lambda: {"tools": [weather], "output_type": Answer}),
+        "structured output, MCP server": Play(asks, "Sunny in Oslo", lambda: {**hosted()(), "output_type": Answer}),
         "handoff": Play(
             f"call transfer {{}}\nthen\n{asks}",
             "Sunny in Oslo",
             lambda: {"handoffs": [agents.Agent(name="other", model=MODEL, tools=[weather])]},
         ),
+        "functions with signatures": Play(SIGNED, "Sunny in Rome | Sunny in Bonn", tools(weather)),
+        "function and MCP server": Play(
+            f'call local_weather {{"city": "Rome"}}\n{asks}\nthen\n{asks}\nthen\ncall local_weather {{"city": "Bonn"}}',
+            "Sunny in Bonn",
+            tools(
+                agents.function_tool(get_weather, name_override="local_weather"),
+                agents.HostedMCPTool(tool_config=place.mcp_tool()),
+            ),
+        ),
         "MCP server": Play(asks, "Sunny in Oslo", hosted()),
         "MCP server, approved": Play(asks, "Sunny in Oslo", hosted(approve=True)),
         "MCP server, declined": Play(asks, "did not approve", hosted(approve=False)),
         "web search": Play(SEARCH, FOUND, tools(agents.WebSearchTool()), {"tool_choice": "web_search"}),
+        "file search": Play(
+            FILES,
+            IN_FILE,
+            tools(agents.FileSearchTool(vector_store_ids=[place.store], max_num_results=5, include_search_results=True)),
+            {"tool_choice": "file_search"},
+        ),
         "code interpreter": Play(
             CODE,
             "42",
@@ -148,7 +167,7 @@ def plays(place: Servers) -> dict[str, Play]:
 
 
 async def go(agent: Any, told: Any, way: Way, **options: Any) -> Any:
-    """The result of a run."""
+    """Return the result of a run."""
     if not way.streamed:
         return await agents.Runner.run(agent, told, **options)
     result = agents.Runner.run_streamed(agent, told, **options)
@@ -178,7 +197,7 @@ async def two_turns(play: Play, way: Way) -> None:
 
 
 async def conversation(client: AsyncOpenAI, place: Servers, way: Way) -> None:
-    """A conversation that is kept on the server; and a session of the SDK's upon one."""
+    """Run a conversation that is stored on the server, and a session of the SDK that uses one."""
     tool = agents.HostedMCPTool(tool_config=place.mcp_tool())
     agent = agents.Agent(name="tried", model=MODEL, tools=[tool])
     session = agents.OpenAIConversationsSession(openai_client=client)

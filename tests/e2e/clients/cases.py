@@ -1,4 +1,4 @@
-"""What the programs that try a client have in common. They run where the client is installed, and this project is not."""
+"""Shared code of the programs that test a client. They run in an environment that has the client but not this project."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ MOST_SHOWN = 600
 
 WEATHER = 'call get_weather {"city": "Oslo"}'
 WEATHERS = 'call get_weather {"city": "Oslo"}\ncall get_weather {"city": "Rome"}\nthen\ncall get_weather {"city": "Bonn"}'
+SIGNED = WEATHERS.replace("call", "sign")
 SEARCH = 'call web_search {"query": "capital of france"}'
 FOUND = "largest city of France"
+FILES = 'call file_search {"queries": ["days of leave"]}'
+IN_FILE = "28 days of annual leave"
+"""What the file `handbook.md` in the vector store says."""
 CODE = 'call python {"code": "print(6 * 7)"}'
 BYE = "say bye"
 
@@ -32,11 +36,12 @@ class McpTool(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Our server's URL, with `/v1`, and those of the MCP server over its two transports."""
+    """The URL of our server, with `/v1`, the URLs of the MCP server for its two transports, and the id of a vector store."""
 
     url: str
     mcp: str
     sse: str
+    store: str
 
     def mcp_tool(self, *, approval: str = "never", url: str = "") -> McpTool:
         return McpTool(type="mcp", server_label="weather", server_url=url or self.mcp, require_approval=approval)
@@ -44,7 +49,7 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a case is run: in which mode, and streamed or not."""
+    """How a case is run: its mode, and whether it is streamed."""
 
     mode: str
     streamed: bool
@@ -55,22 +60,22 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`run` fails by raising."""
+    """A case of a client. `run` raises an exception if the case fails."""
 
     name: str
     run: Callable[[Way], Awaitable[None]]
 
 
 def expect(expected: str, said: object) -> None:
-    """Raises `AssertionError` where `said` has not `expected` in it."""
+    """Raise `AssertionError` if `said` does not contain `expected`."""
     if expected not in str(said):
         raise AssertionError(f"there should be {expected!r} in {str(said)[:MOST_SHOWN]!r}")
 
 
 def expect_farewell(said: object) -> None:
-    """The second turn's answer: it tells of the first, which began with a call or another word."""
+    """Check the answer of the second turn, which mentions the first turn. That one began with a call or another word."""
     expect(BYE, said)
-    expect("first: call", said)
+    expect("first: ", said)
 
 
 def ways(modes: Iterable[str]) -> list[Way]:
@@ -78,16 +83,16 @@ def ways(modes: Iterable[str]) -> list[Way]:
 
 
 def servers() -> Servers:
-    """Where they are, from the command line."""
+    """Return the URLs from the command line."""
     parser = argparse.ArgumentParser()
-    for name in ("url", "mcp", "sse"):
+    for name in ("url", "mcp", "sse", "store"):
         parser.add_argument(name)
     given = parser.parse_args()
-    return Servers(given.url, given.mcp, given.sse)
+    return Servers(given.url, given.mcp, given.sse, given.store)
 
 
 async def run(client: str, cases: Iterable[Case], modes: Iterable[str]) -> int:
-    """Runs each case in each way, and prints a line for it and one for each way that failed. 1 if any did, else 0."""
+    """Run each case in each way. Print a line for each case and for each failure. Return 1 if any case failed, otherwise 0."""
     tried, failed = ways(modes), 0
     for case in cases:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""LangChain's `ChatOpenAI` over the Responses API: `python -m tests.e2e.clients.langchain URL MCP SSE`."""
+"""LangChain's `ChatOpenAI` over the Responses API: `python -m tests.e2e.clients.langchain URL MCP SSE STORE`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from pydantic import BaseModel
 from tests.e2e.clients.cases import (
     BYE,
     CODE,
+    FILES,
     FOUND,
+    IN_FILE,
     KEY,
     MODEL,
     SEARCH,
+    SIGNED,
     WEATHER,
     Case,
     Servers,
@@ -48,17 +51,17 @@ class Answer(BaseModel):
 
 
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather of a city."""
     return f"Sunny in {city}"
 
 
 def run_code(code: str) -> str:
-    """Runs Python."""
+    """Run Python code."""
     return f"{code} is 27"
 
 
 async def ask(model: Any, told: Any, way: Way) -> Any:
-    """The message, or what the model's parser makes of it."""
+    """Return the message, or the result of the model's parser."""
     if not way.streamed:
         return await model.ainvoke(told)
     whole = None
@@ -79,6 +82,20 @@ async def functions(model: Any, way: Way) -> None:
     said += [asked, *(weather.invoke(call) for call in asked.tool_calls)]
     said.append(await ask(bound, said, way))
     expect("Sunny in Oslo | Sunny in Rome", said[-1].text)
+    expect_farewell((await ask(bound, [*said, HumanMessage(BYE)], way)).text)
+
+
+async def signed(model: Any, way: Way) -> None:
+    if way.mode == "plain":
+        return  # what LangChain streams lacks members that OpenAI's API does not have
+    weather = tool(get_weather)
+    bound = model.bind_tools([weather])
+    said: list[Any] = [HumanMessage(SIGNED)]
+    for _ in range(2):
+        asked = await ask(bound, said, way)
+        said += [asked, *(weather.invoke(call) for call in asked.tool_calls)]
+    said.append(await ask(bound, said, way))
+    expect("Sunny in Oslo | Sunny in Rome | Sunny in Bonn", said[-1].text)
     expect_farewell((await ask(bound, [*said, HumanMessage(BYE)], way)).text)
 
 
@@ -117,7 +134,7 @@ async def hosted(tools: dict[str, Any], told: str, expected: str, model: Any, wa
 
 
 def _request(message: Any) -> str:
-    """The id of the request for approval, which content v1 wraps."""
+    """Return the id of the approval request, which content v1 wraps."""
     blocks = [block.get("value", block) for block in message.content]
     return next(str(block["id"]) for block in blocks if block["type"] == "mcp_approval_request")
 
@@ -127,12 +144,14 @@ def tries(place: Servers) -> dict[str, Try]:
     asking = place.mcp_tool(approval="always")
     return {
         "functions in parallel": functions,
+        "functions with signatures": signed,
         "one function, by name": one_function,
         "structured output": structured,
         "custom tool": custom,
         "MCP server": partial(hosted, dict(place.mcp_tool()), WEATHER, "Sunny in Oslo"),
         "MCP server, approved": partial(hosted, dict(asking), WEATHER, "Sunny in Oslo"),
         "web search": partial(hosted, {"type": "web_search"}, SEARCH, FOUND),
+        "file search": partial(hosted, {"type": "file_search", "vector_store_ids": [place.store]}, FILES, IN_FILE),
         "code interpreter": partial(hosted, container, CODE, "42"),
     }
 

@@ -1,4 +1,4 @@
-"""The official openai client: `python -m tests.e2e.clients.openai_sdk URL MCP SSE`."""
+"""The official openai client: `python -m tests.e2e.clients.openai_sdk URL MCP SSE STORE`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from functools import partial
 from typing import Any
 
 from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseCustomToolCall, ResponseStreamEvent
+from openai.types.responses import (
+    Response,
+    ResponseCustomToolCall,
+    ResponseFileSearchToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseStreamEvent,
+)
+from openai.types.responses.response_output_text import AnnotationFileCitation
 from pydantic import BaseModel, TypeAdapter
 
 from tests.e2e.clients.cases import (
     BYE,
     CODE,
+    FILES,
     FOUND,
+    IN_FILE,
     KEY,
     MODEL,
     SEARCH,
@@ -55,7 +65,7 @@ class Answer(BaseModel):
 
 
 class Talk:
-    """A conversation: by `previous_response_id`, or with all the items and encrypted reasoning at each turn."""
+    """A conversation, with `previous_response_id` or with all items and encrypted reasoning in each turn."""
 
     def __init__(self, client: AsyncOpenAI, way: Way, **settings: Any) -> None:
         self._client, self._way = client, way
@@ -142,6 +152,19 @@ async def web_search(talk: Open, _: Servers) -> None:
     expect_farewell((await chat.say(BYE)).output_text)
 
 
+async def file_search(talk: Open, place: Servers) -> None:
+    chat = talk(tools=[{"type": "file_search", "vector_store_ids": [place.store], "max_num_results": 5}])
+    said = await chat.say(FILES)
+    assert kinds(said) == ["file_search_call", "message"], kinds(said)
+    searched = next(item for item in said.output if isinstance(item, ResponseFileSearchToolCall))
+    assert (searched.queries, searched.status) == (["days of leave"], "completed")
+    expect(IN_FILE, said.output_text)
+    parts = (part for item in said.output if isinstance(item, ResponseOutputMessage) for part in item.content)
+    cited = [one for part in parts if isinstance(part, ResponseOutputText) for one in part.annotations]
+    assert "handbook.md" in [one.filename for one in cited if isinstance(one, AnnotationFileCitation)], cited
+    expect_farewell((await chat.say(BYE)).output_text)
+
+
 async def code(talk: Open, _: Servers) -> None:
     chat = talk(tools=[CONTAINER])
     said = await chat.say(CODE)
@@ -194,7 +217,7 @@ async def tool_search(talk: Open, _: Servers) -> None:
 
 
 async def stream_helper(client: AsyncOpenAI, place: Servers, way: Way) -> None:
-    """The SDK's own, which puts the response together from the events, and parses what is structured."""
+    """Use the SDK's own helper, which builds the response from the events and parses structured output."""
     tools: list[Any] = [place.mcp_tool(), CONTAINER]
     told = f'call get_weather {{"city": "Oslo"}}\n{CODE}'
     settings: dict[str, Any] = {"model": MODEL, "input": told, "tools": tools, "store": way.mode != "store=False"}
@@ -222,6 +245,24 @@ async def background(client: AsyncOpenAI, place: Servers, way: Way) -> None:
     expect("Sunny in Oslo", kept.output_text)
 
 
+async def vector_store(client: AsyncOpenAI, _way: Way) -> None:
+    stores = client.vector_stores
+    store = await stores.create(name="handbook")
+    leave = ("leave.md", b"Every employee has 28 days of annual leave.")
+    file = await stores.files.upload_and_poll(vector_store_id=store.id, file=leave)
+    assert (file.status, file.last_error) == ("completed", None), file
+    batch = await stores.file_batches.upload_and_poll(
+        store.id, files=[("pay.md", b"Salaries are paid at the end of the month.")]
+    )
+    assert (batch.status, batch.file_counts.completed) == ("completed", 1), batch
+    again = await stores.files.create_and_poll(file.id, vector_store_id=store.id, attributes={"year": 2026})
+    assert (again.status, again.attributes) == ("completed", {"year": 2026}), again
+    found = await stores.search(store.id, query="How many days of leave do I have?")
+    assert found.data[0].filename == "leave.md"
+    expect("28 days", found.data[0].content[0].text)
+    await stores.delete(store.id)
+
+
 TRIES: dict[str, Try] = {
     "functions in parallel": functions,
     "one function, by name": one_function,
@@ -230,6 +271,7 @@ TRIES: dict[str, Try] = {
     "MCP server, approved": partial(approval, approve=True),
     "MCP server, declined": partial(approval, approve=False),
     "web search": web_search,
+    "file search": file_search,
     "code interpreter": code,
     "custom tool with a grammar": custom,
     "apply_patch": apply_patch,
@@ -248,8 +290,12 @@ async def main() -> int:
         cases = [case(name, attempt) for name, attempt in TRIES.items()]
         cases.append(Case("stream and parse helpers", partial(stream_helper, client, place)))
         status = await run("openai", cases, MODES)
-        # it is stored by its nature
-        return max(status, await run("openai", [Case("background", partial(background, client, place))], MODES[:1]))
+        # these are stored by their nature
+        stored = [
+            Case("background", partial(background, client, place)),
+            Case("vector store", partial(vector_store, client)),
+        ]
+        return max(status, await run("openai", stored, MODES[:1]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pydantic AI's `OpenAIResponsesModel`: `python -m tests.e2e.clients.pydantic_agents URL MCP SSE`."""
+"""Pydantic AI's `OpenAIResponsesModel`: `python -m tests.e2e.clients.pydantic_agents URL MCP SSE STORE`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.capabilities import NativeTool
 from pydantic_ai.messages import ThinkingPart
 from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
-from pydantic_ai.native_tools import CodeExecutionTool, MCPServerTool, WebSearchTool
+from pydantic_ai.native_tools import CodeExecutionTool, FileSearchTool, MCPServerTool, WebSearchTool
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.e2e.clients.cases import (
     BYE,
     CODE,
+    FILES,
     FOUND,
+    IN_FILE,
     KEY,
     MODEL,
     SEARCH,
@@ -46,13 +48,13 @@ class Answer(BaseModel):
 
 
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather of a city."""
     return f"Sunny in {city}"
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What the agent is told, what must come of it, and what the agent has."""
+    """The prompts and options of an agent, and the expected result."""
 
     told: str
     expected: str
@@ -68,12 +70,13 @@ def plays(place: Servers) -> dict[str, Play]:
         "structured output": Play(WEATHER, "Sunny in Oslo", {"tools": [get_weather], "output_type": NativeOutput(Answer)}),
         "MCP server": Play(WEATHER, "Sunny in Oslo", {"capabilities": [mcp]}),
         "web search": Play(SEARCH, FOUND, {"capabilities": [NativeTool(WebSearchTool(search_context_size="low"))]}),
+        "file search": Play(FILES, IN_FILE, {"capabilities": [NativeTool(FileSearchTool(file_store_ids=[place.store]))]}),
         "code interpreter": Play(CODE, "42", {"capabilities": [NativeTool(CodeExecutionTool())]}),
     }
 
 
 async def go(agent: Any, told: str, way: Way, history: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """The output, and all messages."""
+    """Return the output and all messages."""
     if not way.streamed:
         result = await agent.run(told, message_history=history)
         return result.output, result.all_messages()

@@ -9,7 +9,7 @@ server = MCPServer("calculator")
 
 @server.tool()
 def add(a: int, b: int) -> str:
-    """Adds two whole numbers."""
+    """Add two whole numbers."""
     return f"the sum is {a + b}"
 
 

@@ -1,4 +1,4 @@
-"""What Codex is made to do, and what must have come of it."""
+"""Tasks for Codex, and checks of the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATCH = """\
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`check` gets the directory that Codex worked in, and says what is wrong there."""
+    """A task for Codex. `check` gets the directory that Codex worked in, and returns what is wrong there."""
 
     prompt: str
     turns: tuple[Turn, ...]
@@ -61,7 +61,7 @@ def has(name: str, content: str) -> Callable[[Path], str | None]:
 
 
 def summed_up(turn: Turn) -> Turn:
-    """Goes on with `turn` where the history has been summed up."""
+    """Continue with `turn` if the history has been summarized."""
 
     def checked(request: ChatRequest) -> Delta:
         messages = str(request["messages"])

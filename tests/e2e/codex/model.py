@@ -21,18 +21,18 @@ LONG = 50_000
 
 
 class Unexpected(Exception):
-    """The request is not what the script goes on from."""
+    """The request does not fit the script."""
 
 
 class Model(StrictModel):
-    """Plays `turns`; `played` are those that came about."""
+    """Plays `turns`. `played` contains the turns so far."""
 
     def __init__(self) -> None:
         super().__init__("scripted")
         self.begin(())
 
     def begin(self, turns: tuple[Turn, ...], forgotten: int = 0) -> None:
-        """Play other turns from now on; a summary stands for `forgotten` results."""
+        """Play other turns from now on. A summary replaces `forgotten` results."""
         self.turns, self.forgotten = turns, forgotten
         self.faults, self.played = [], set[int]()
         self.summed_up = set[str]()
@@ -65,7 +65,7 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def results(request: ChatRequest) -> int:
-    """How many tool results there are."""
+    """Return the number of tool results."""
     return sum(message["role"] == "tool" for message in request["messages"])
 
 
@@ -81,7 +81,7 @@ def answer(text: str) -> Turn:
 
 
 def call(name: str, **arguments: Any) -> Turn:
-    """Calls the tool whose name ends so: what stands before it, of a namespace, is not the client's."""
+    """Call the tool whose name ends with `name`. The client does not know the namespace before it."""
 
     def turn(request: ChatRequest) -> Delta:
         return _call(offered(request, name)["name"], arguments, request)
@@ -90,12 +90,12 @@ def call(name: str, **arguments: Any) -> Turn:
 
 
 def long(turn: Turn) -> Turn:
-    """The `turn`, of a history that is said to be long."""
+    """Return `turn` with a usage that makes the history seem long."""
     return lambda request: {**turn(request), "prompt_tokens": LONG}
 
 
 def write(name: str, text: str) -> Turn:
-    """Calls a tool that takes one text, whatever that is called."""
+    """Call a tool that has one text as its argument, whatever the name of the argument."""
 
     def turn(request: ChatRequest) -> Delta:
         tool = offered(request, name)
@@ -110,7 +110,7 @@ def write(name: str, text: str) -> Turn:
 
 
 def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
-    """Goes on with `turn` where the `last` message, or any tool result, has the expected text in it."""
+    """Continue with `turn` if the `last` message, or any tool result, contains the expected text."""
 
     def checked(request: ChatRequest) -> Delta:
         messages = request["messages"][-1:] if last else [one for one in request["messages"] if one["role"] == "tool"]
@@ -123,7 +123,7 @@ def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
 
 
 def without(name: str, turn: Turn) -> Turn:
-    """Goes on with `turn` where no tool of that name is offered."""
+    """Continue with `turn` if no tool of that name is offered."""
 
     def checked(request: ChatRequest) -> Delta:
         if any(tool["function"]["name"] == name for tool in request.get("tools", [])):
@@ -134,7 +134,7 @@ def without(name: str, turn: Turn) -> Turn:
 
 
 def told(words: str, turn: Turn, *, before: Turn | None = None) -> Turn:
-    """Goes on with `turn` where the user has said the `words`; with another, if any, `before`."""
+    """Continue with `turn` if the user has sent the `words`, otherwise with `before`, if given."""
 
     def checked(request: ChatRequest) -> Delta:
         if words in " ".join(_text(message) for message in request["messages"] if message["role"] == "user"):

@@ -1,4 +1,4 @@
-"""The way between Codex and ours: it tells what went over it, and breaks or holds when a case wants that."""
+"""A relay between Codex and our server. It records traffic, and breaks or stalls the connection if a case asks for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wire:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Relay what is sent to `url`."""
+        """Relay data to `url`."""
         server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:

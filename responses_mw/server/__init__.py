@@ -1,0 +1,1 @@
+"""The standalone server: everything that depends on uvicorn."""

@@ -1,0 +1,1 @@
+"""The backends, one for each API of upstreams, behind one interface."""
