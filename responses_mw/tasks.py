@@ -11,7 +11,7 @@ import gc
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -90,6 +90,21 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
 def _executor() -> ThreadPoolExecutor:
     # More than two threads would only contend for the GIL. asyncio's default pool is left to DNS lookups.
     return ThreadPoolExecutor(2, thread_name_prefix="responses-mw")
+
+
+async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently, and return their results in order. If one fails, cancel the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except ExceptionGroup as failures:
+        [failure, *_] = failures.exceptions
+    else:
+        return [task.result() for task in tasks]
+    try:
+        raise failure  # not in an `except` clause, which would replace the error's cause or context
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 def background_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -10,7 +10,7 @@ import anyio
 import orjson
 import pytest
 
-from responses_mw.tasks import GARBAGE, MAX_INLINE_BYTES, by_size, in_background, loads
+from responses_mw.tasks import GARBAGE, MAX_INLINE_BYTES, by_size, concurrently, in_background, loads
 
 
 async def test_a_failed_background_task_is_logged_at_once_and_affects_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,6 +40,34 @@ async def test_a_scope_that_is_cancelled_while_background_tasks_end_catches_its_
             await asyncio.sleep(0)  # until the task has begun
             asyncio.get_running_loop().call_soon(scope.cancel)
     assert scope.cancelled_caught
+
+
+async def test_concurrent_work_returns_its_results_in_order() -> None:
+    async def after(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    assert await concurrently(after(seconds) for seconds in (0.02, 0, 0.01)) == [0.02, 0, 0.01]
+
+
+async def test_a_failure_of_concurrent_work_cancels_the_rest_and_is_raised_with_its_cause() -> None:
+    cancelled = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("outer") from ValueError("inner")
+
+    with pytest.raises(KeyError, match="outer") as failure:
+        await concurrently([wait(), fail()])
+    assert cancelled == [True]
+    assert isinstance(failure.value.__cause__, ValueError)
 
 
 async def test_large_messages_lead_to_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:

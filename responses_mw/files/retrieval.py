@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from ..state import Damaged, State
 from ..state.blocks import BlockName
 from ..state.store_file_records import StoreFile
 from ..state.vector_stores import VectorStore
-from ..tasks import by_size
+from ..tasks import by_size, concurrently
 from ..telemetry.context import WarningLimit
 from .filters import Filter
 from .indexed_search import IndexedSearch
@@ -149,13 +148,11 @@ class Retrieval:
 async def _rerank(reranker: Reranker, queries: Sequence[str], found: Sequence[Found], caller: Any) -> list[Found]:
     """Return the chunks with their best scores by the reranking model for any of the queries, best first."""
     texts = [one.text for one in found]
-    tasks = list[asyncio.Task[list[float]]]()
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(reranker.scores(query, texts, caller)) for query in queries]
-    except* NoScores as errors:
-        raise Unavailable(f"The results could not be reranked: {errors.exceptions[0]}.") from errors
-    best = [max(scores) for scores in zip(*(task.result() for task in tasks), strict=True)]
+        scores = await concurrently(reranker.scores(query, texts, caller) for query in queries)
+    except NoScores as error:
+        raise Unavailable(f"The results could not be reranked: {error}.") from error
+    best = [max(scores_of_one) for scores_of_one in zip(*scores, strict=True)]
     scored = [replace(one, score=score) for one, score in zip(found, best, strict=True)]
     return sorted(scored, key=lambda one: -one.score)
 

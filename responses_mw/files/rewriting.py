@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import APIError, Unavailable
 from ..protocol.dialects import Dialect
+from ..tasks import concurrently
 from ..upstream import Caller
 from ..upstream.routing import Upstreams
 
@@ -33,13 +34,10 @@ async def rewrite(queries: Sequence[str], upstreams: Upstreams, model: str, call
 
     The caller's credential is sent only to the default upstream, which has accepted it.
     """
-    tasks = list[asyncio.Task[str]]()
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_rewrite(query, upstreams, model, caller)) for query in queries]
-    except* _NotRewritten as errors:
-        raise Unavailable(f"The query could not be rewritten: {errors.exceptions[0]}.") from errors
-    return [task.result() for task in tasks]
+        return await concurrently(_rewrite(query, upstreams, model, caller) for query in queries)
+    except _NotRewritten as error:
+        raise Unavailable(f"The query could not be rewritten: {error}.") from error
 
 
 class _NotRewritten(Exception):
