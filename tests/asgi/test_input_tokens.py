@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.counting import Counting
+from tests.support.metrics import sample_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ async def test_a_failed_count_is_not_recorded_as_a_failed_response(
     start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture
 ) -> None:
     def failed() -> float:
-        return REGISTRY.get_sample_value("responses_mw_responses_total", {"kind": "json", "status": "failed"}) or 0
+        return sample_value("responses_mw_responses_total", {"kind": "json", "status": "failed"}) or 0
 
     key = f"alice:sha256:{sha256(b'key').hexdigest()}"
     ours = start_at("proxy", upstream="http://127.0.0.1:1", upstream__dialect="openai", auth__api_keys=[key])

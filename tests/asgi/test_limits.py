@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect as connect_websocket
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 from responses_mw.state.usage import Usage
-from responses_mw.telemetry.instruments import REGISTRY
+from tests.support.metrics import sample_value
 from tests.support.scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
@@ -225,8 +225,8 @@ async def test_a_background_create_that_fails_is_not_counted(start: Start, upstr
 async def test_without_redis_all_requests_pass_and_are_counted_as_unchecked(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(limits__requests_per_minute=1, limits__streams=1, redis__url="redis://127.0.0.1:1", redis__timeout=0.2)
     sample = ("responses_mw_limits_unchecked_total", {"limit": "requests"})
-    before = REGISTRY.get_sample_value(*sample) or 0
+    before = sample_value(*sample) or 0
     for _ in range(3):
         upstream.stream(*HELLO)
         assert (await post(ours, "o", stream=True)).status_code == 200
-    assert REGISTRY.get_sample_value(*sample) == before + 3
+    assert sample_value(*sample) == before + 3

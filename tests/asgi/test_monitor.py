@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from responses_mw.asgi.admin import LAG_INTERVAL, Finding, monitoring
-from responses_mw.telemetry.instruments import REGISTRY
+from tests.support.metrics import sample_value
 from tests.support.scripted import HELLO, Signal, text
 from tests.support.websocket import UVICORN, opened
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    return sample_value(name, labels) or 0.0
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -13,11 +13,11 @@ from responses_mw.cache import Cache, Hit, Miss, Policy
 from responses_mw.cache.judging import MAX_CONCURRENT
 from responses_mw.crypto import Sealer
 from responses_mw.errors import UpstreamError
-from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.upstream import Caller
 from tests.cache.asking import ALICE, BOB, EXACT, SECRET, answered, ask, granted, key, told
 from tests.support.embeddings import EmbeddingServer
 from tests.support.judges import ScriptedJudge
+from tests.support.metrics import sample_value
 from tests.support.valkey import Server, wire
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def open_judged(open_cache: OpenCache, scripted: ScriptedJudge) -> Callable[...,
 
 
 def count(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(f"responses_mw_cache_{name}_total", labels) or 0.0
+    return sample_value(f"responses_mw_cache_{name}_total", labels) or 0.0
 
 
 async def settled(found: Hit | Miss) -> Hit | None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.support import oracle
 from tests.support.judges import JudgingUpstream
+from tests.support.metrics import sample_value
 from tests.support.scripted import Answer, Signal, completion, error, finish, text, usage
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def slow_answer(upstream: JudgingUpstream, streamed: bool, before: Signal) -> An
 
 
 def races(result: str) -> float:
-    return REGISTRY.get_sample_value("responses_mw_cache_races_total", {"result": result}) or 0.0
+    return sample_value("responses_mw_cache_races_total", {"result": result}) or 0.0
 
 
 @pytest.mark.both_mounts
@@ -217,7 +217,7 @@ async def test_the_judge_is_not_asked_while_the_upstream_is_overloaded(ours: Our
 
 
 def audits(verdict: str) -> float:
-    return REGISTRY.get_sample_value("responses_mw_cache_audit_total", {"verdict": verdict}) or 0.0
+    return sample_value("responses_mw_cache_audit_total", {"verdict": verdict}) or 0.0
 
 
 async def counted(verdict: str, before: float) -> None:

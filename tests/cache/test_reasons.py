@@ -12,6 +12,7 @@ from responses_mw.cache.cache import MAX_TEXT_LENGTH
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.cache.asking import EXACT, SEMANTIC, ask, granted, key
 from tests.support.embeddings import EmbeddingServer
+from tests.support.metrics import sample_value
 from tests.support.scripted import completion
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "p
 
 
 def counted(reason: str) -> float:
-    return REGISTRY.get_sample_value("responses_mw_cache_misses_total", {"reason": reason}) or 0.0
+    return sample_value("responses_mw_cache_misses_total", {"reason": reason}) or 0.0
 
 
 def embeddings(error: str) -> float:
     labels = {"gen_ai_operation_name": "embeddings", "gen_ai_request_model": "embed", "error_type": error}
-    return REGISTRY.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) or 0.0
+    return sample_value("gen_ai_client_operation_duration_seconds_count", labels) or 0.0
 
 
 async def missed(cache: Cache, question: str, policy: Policy = SEMANTIC) -> Miss:

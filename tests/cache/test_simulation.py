@@ -203,6 +203,7 @@ class Simulation:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_three_replicas_find_what_the_judge_approves_and_nothing_else(url: str) -> None:
     simulation = Simulation(url)

@@ -124,7 +124,9 @@ def test_a_failure_to_restart_a_process_does_not_affect_the_others(start: Callab
     assert server.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_drains_every_process_and_the_exit_status_is_0(
     start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream, number: int
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 
 # Options that choose tests; everything else of a call is about how they run.
-_CHOICES = re.compile(r"(?:^|[\s(])(-k\s+\w+|-m\s+(?!pytest\b)\w+|tests/[\w/.]+(?:::\w+)*(?!\$))(?=[\s)\]]|$)")
+_CHOICES = re.compile(r"(?:^|[\s(])(-k\s+\w+|-m\s+(?!pytest\b)(?:\w+|'[^']*')|tests/[\w/.]+(?:::\w+)*(?!\$))(?=[\s)\]]|$)")
 
 
 def selections() -> list[tuple[str, str]]:

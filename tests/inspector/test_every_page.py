@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INSPECTOR = Path(responses_mw.__file__).parent / "inspector"
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.usefixtures("nobody_else")
 async def test_every_page_is_small_and_fast_with_ten_thousand_responses(inspect: Inspect, redis_url: str, look: Any) -> None:

@@ -169,6 +169,7 @@ async def test_hostile_chunks_are_shown_harmlessly_beside_their_events(
     look(visit)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_responses_are_listed_quickly(inspect: Inspect, redis_url: str, look: Any) -> None:
     inspected = inspect()
     with redis.Redis.from_url(redis_url) as client, client.pipeline(transaction=False) as pipeline:
@@ -261,7 +262,7 @@ async def test_a_login_lasts_until_the_logout(inspect: Inspect, look: Any) -> No
     look(visit)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 async def test_every_page_is_accessible(inspect: Inspect, upstream: ScriptedUpstream, look: Any, scheme: str) -> None:
     inspected = inspect(ui__actions=True)
     held = Signal()

@@ -34,8 +34,8 @@ from responses_mw.state import (
     connect,
 )
 from responses_mw.state.schema import Address, kind_of, response_address, stop_channel
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.cluster import cluster_url
+from tests.support.metrics import sample_value
 from tests.support.valkey import Server, wire
 
 ALICE = "a" * 32
@@ -247,7 +247,7 @@ async def test_a_cancel_takes_the_job_from_its_worker(state: State) -> None:
 
 async def test_only_a_worker_whose_lease_expired_is_counted_as_lost(state: State) -> None:
     def counted() -> float:
-        return REGISTRY.get_sample_value("responses_mw_leases_lost_total") or 0.0
+        return sample_value("responses_mw_leases_lost_total") or 0.0
 
     before = counted()
     drained, cancelled, stalled = [await create(state) for _ in range(3)]

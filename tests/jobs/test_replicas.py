@@ -20,9 +20,9 @@ import redis
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.jobs.worker import Worker
 from responses_mw.state.schema import pack, unpack
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
+from tests.support.metrics import sample_value
 from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, Signal, finish, text
 from tests.support.servers import Ours
@@ -385,7 +385,7 @@ async def test_a_queue_full_of_foreign_entries_does_not_keep_workers_busy(
 ) -> None:
     def damages() -> float:
         labels = {"error_type": "Damaged"}
-        return REGISTRY.get_sample_value("responses_mw_state_errors_total", labels) or 0.0
+        return sample_value("responses_mw_state_errors_total", labels) or 0.0
 
     before = damages()
     with redis.Redis.from_url(redis_url) as client:
@@ -483,6 +483,7 @@ async def test_a_create_that_takes_so_long_that_its_job_is_given_up_is_a_503_wit
         store.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_short_chaos_run_succeeds() -> None:
     """The script checks the responses, the logs and the followers.

@@ -21,8 +21,8 @@ from responses_mw.asgi.requests import UNCOUNTED, Inbound
 from responses_mw.errors import Unavailable
 from responses_mw.server.client_connections import Unread
 from responses_mw.server.protocols import MAX_FRAMES, MAX_QUEUED, http_protocol, websocket_protocol
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.garbage import nothing_left
+from tests.support.metrics import sample_value
 from tests.support.scripted import finish, text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def slowly(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) -
 
 
 def refused_for_memory() -> float:
-    return REGISTRY.get_sample_value("responses_mw_limits_refused_total", {"limit": "memory"}) or 0
+    return sample_value("responses_mw_limits_refused_total", {"limit": "memory"}) or 0
 
 
 async def test_at_the_memory_limit_large_bodies_are_refused_and_small_ones_are_not(

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from responses_mw.telemetry.instruments import exposition
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.queries import FILES, alerts, asked_for
 
 _MINUTES = 30
@@ -22,9 +20,9 @@ Samples = dict[str, tuple[str, float]]
 
 
 def scrape() -> Samples:
-    """Return the metrics of this process."""
+    """Return the metrics of this process. Parsing the text that Prometheus scrapes would take 20 times as long."""
     found: Samples = {}
-    for family in text_string_to_metric_families(exposition("")[0].decode()):
+    for family in REGISTRY.collect():
         for sample in family.samples:
             labels = {"job": "responses-mw", "instance": "one", **sample.labels}
             shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in labels.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import promql_parser
@@ -86,6 +87,7 @@ def dashboard() -> dict[str, Any]:
     return json.loads((FILES / "dashboard.json").read_text())  # type: ignore[no-any-return]
 
 
+@cache
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]

@@ -16,10 +16,10 @@ from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.cli.check import check
 from responses_mw.cli.serve import ServeSettings
-from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.metrics import UPSTREAM_UP
 from tests.support.alerts import Samples, assert_fires, scrape
 from tests.support.configured import make_settings
+from tests.support.metrics import sample_value
 from tests.support.scripted import completion, error, json_answer, text
 from tests.support.servers import lifespan
 from tests.support.valkey import Server
@@ -45,7 +45,7 @@ def valkey(tmp_path: Path) -> Iterator[Server]:
 
 
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    return sample_value(name, labels) or 0.0
 
 
 async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ async def test_an_unreachable_upstream_is_reported_by_a_metric_and_an_alert(redi
     before = scrape()
     async with serving(upstream__url=nobody, redis__url=redis_url, server__admin_port=free_port()):
         async with asyncio.timeout(60):
-            while REGISTRY.get_sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 0:
+            while sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 0:
                 await asyncio.sleep(0.02)
     assert_fires("ResponsesUpstreamDown", before, scrape())
 
@@ -136,9 +136,9 @@ async def test_an_endpoint_that_is_left_out_while_others_answer_is_reported_by_a
     urls = f"{serve(upstream)},http://{dead}"
     async with serving(upstream__url=urls, redis__url=redis_url, server__admin_port=free_port()):
         async with asyncio.timeout(60):
-            while REGISTRY.get_sample_value("responses_mw_upstream_endpoint_ejected", labels) != 1:
+            while sample_value("responses_mw_upstream_endpoint_ejected", labels) != 1:
                 await asyncio.sleep(0.02)
-            while REGISTRY.get_sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 1:
+            while sample_value("responses_mw_upstream_up", {"upstream": "default"}) != 1:
                 await asyncio.sleep(0.02)
         assert_fires("ResponsesEndpointEjected", before, scrape())
 

@@ -20,9 +20,9 @@ from responses_mw.errors import Cause, StartupError, UpstreamError
 from responses_mw.protocol.types import Event
 from responses_mw.settings.groups import ServerSettings
 from responses_mw.telemetry.context import ActiveRequest, RequestContext, annotate, begin_run
-from responses_mw.telemetry.instruments import REGISTRY
 from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
 from responses_mw.telemetry.tracing import tool_call_span
+from tests.support.metrics import sample_value
 from tests.support.scripted import HELLO, Signal, finish, text
 from tests.support.servers import proxy_to
 
@@ -136,11 +136,11 @@ async def test_a_path_with_a_line_break_is_logged_on_one_line(
 
 
 def streams_open() -> float | None:
-    return REGISTRY.get_sample_value("responses_mw_streams_open")
+    return sample_value("responses_mw_streams_open")
 
 
 def active_requests() -> float | None:
-    return REGISTRY.get_sample_value("http_server_active_requests", {"http_request_method": "GET", "url_scheme": "http"})
+    return sample_value("http_server_active_requests", {"http_request_method": "GET", "url_scheme": "http"})
 
 
 def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200, owner: str = "0123456789abcdef") -> Any:

@@ -164,11 +164,12 @@ def document(output_tokens: int | None = None) -> dict[str, Any]:
 
 def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
     """Return the sums recorded for `provider`, by the labels that matter here."""
-    samples = parsed(instruments.exposition("")[0].decode())[name].samples
+    families = [one for one in instruments.REGISTRY.collect() if name in (one.name, f"{one.name}_total")]
     wanted = ("gen_ai_request_model", "error_type")
     return {
         tuple(one.labels[name] for name in wanted if one.labels.get(name)): one.value
-        for one in samples
+        for family in families
+        for one in family.samples
         if one.name.endswith(("_sum", "_total")) and one.labels["gen_ai_provider_name"] == provider
     }
 

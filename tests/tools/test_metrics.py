@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.mcp_servers import weather
+from tests.support.metrics import sample_value
 from tests.support.oracle import stream
 from tests.support.scripted import HELLO, call, finish
 from tests.support.search_servers import SEARXNG, SearchServer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def counted(kind: str, server: str = "", error: str = "") -> float:
     labels = {"responses_mw_tool_kind": kind, "responses_mw_tool_server": server, "error_type": error}
-    return REGISTRY.get_sample_value("gen_ai_execute_tool_duration_seconds_count", labels) or 0.0
+    return sample_value("gen_ai_execute_tool_duration_seconds_count", labels) or 0.0
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_sessions_are_spread_evenly_over_endpoints_with_similar_urls(size: int, 
     assert deviation(counts.values(), size) < 5
 
 
+@pytest.mark.slow
 def test_64_000_sessions_are_spread_evenly_over_64_endpoints() -> None:
     endpoints = fleet(64)
     counts = Counter(url_of(choose(endpoints, session)) for session in sessions(64_000))

@@ -23,6 +23,7 @@ from responses_mw.upstream.affinity import session_key
 from responses_mw.upstream.discovery import Address
 from responses_mw.upstream.pool import Lease, Pool, choose
 from tests.support.leases import lease
+from tests.support.metrics import sample_value
 
 NAME = "measured"
 KEYS = [session_key("chain", str(number)) for number in range(200)]
@@ -69,7 +70,7 @@ def upstream(network: Network) -> Iterator[Upstream]:
 
 
 def value(name: str, **labels: str) -> float | None:
-    return REGISTRY.get_sample_value(f"responses_mw_upstream_{name}", {"upstream": NAME, **labels})
+    return sample_value(f"responses_mw_upstream_{name}", {"upstream": NAME, **labels})
 
 
 def change(before: dict[str, float | None], name: str, label: str) -> dict[str, float]:
@@ -179,9 +180,7 @@ def test_endpoints_above_the_maximum_share_a_series() -> None:
         assert len(series_of("huge")) <= MAX_ENDPOINTS
         for endpoint in pool.endpoints:
             endpoint.meter.begin()
-        found = REGISTRY.get_sample_value(
-            "responses_mw_upstream_endpoint_active_requests", {"upstream": OTHER, "endpoint": OTHER}
-        )
+        found = sample_value("responses_mw_upstream_endpoint_active_requests", {"upstream": OTHER, "endpoint": OTHER})
         assert found is not None
         assert found >= 1000 - MAX_ENDPOINTS
         for endpoint in pool.endpoints:

@@ -14,9 +14,9 @@ from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.asgi import admin
 from responses_mw.cli import main
-from responses_mw.telemetry.instruments import REGISTRY
 from tests.auth.servers import Knowing
 from tests.support.configured import make_settings
+from tests.support.metrics import sample_value
 from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Server:
 
     async def until_up(self, value: int) -> None:
         async with asyncio.timeout(60):
-            while REGISTRY.get_sample_value("responses_mw_upstream_up", {"upstream": "default"}) != value:
+            while sample_value("responses_mw_upstream_up", {"upstream": "default"}) != value:
                 await asyncio.sleep(0.01)
 
 

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
 from responses_mw.ids import random_part
-from responses_mw.telemetry.instruments import REGISTRY
+from tests.support.metrics import sample_value
 from tests.support.scripted import HELLO, completion, finish, text, usage
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def ours(start: Start, keys: Plain) -> Ours:
 
 
 def refusals() -> float:
-    return REGISTRY.get_sample_value("responses_mw_limits_refused_total", {"limit": "storage"}) or 0
+    return sample_value("responses_mw_limits_refused_total", {"limit": "storage"}) or 0
 
 
 def unstored() -> float:
-    return REGISTRY.get_sample_value("responses_mw_responses_unstored_total", {"reason": "quota"}) or 0
+    return sample_value("responses_mw_responses_unstored_total", {"reason": "quota"}) or 0
 
 
 def bearer(owner: str) -> dict[str, str]:
