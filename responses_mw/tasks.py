@@ -92,13 +92,16 @@ def _executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, thread_name_prefix="responses-mw")
 
 
-async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently, and return their results in order. If one fails, cancel the others and raise its error."""
+async def concurrently(work: Iterable[Coroutine[Any, Any, T]], rank: Callable[[Exception], int] = lambda error: 0) -> list[T]:
+    """Run coroutines concurrently, and return their results in order. If one fails, cancel the others and raise its error.
+
+    If several fail, raise the error with the lowest `rank`, or the first of these.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
     except ExceptionGroup as failures:
-        [failure, *_] = failures.exceptions
+        failure = min(failures.exceptions, key=rank)
     else:
         return [task.result() for task in tasks]
     try:

@@ -25,7 +25,7 @@ from ..protocol.tool_kinds.registry import CODE_INTERPRETER, FILE_SEARCH, MCP, W
 from ..protocol.types import Chunk, Item, Tool
 from ..redaction import redacted_values
 from ..settings.groups import SearchSettings, ToolSettings
-from ..tasks import background_task, by_size
+from ..tasks import background_task, by_size, concurrently
 from ..telemetry.tracing import tool_call_span
 from . import ServedFunction, ServerTool, ToolContext, ToolResult
 from .code_interpreter import CodeInterpreter, file_ids_of
@@ -225,12 +225,9 @@ class Toolbox:
         Raises the errors of the gate and of `ServerTool.open`. Raises `BadRequest` if an approved call is not permitted.
         """
         await self._gate()
-        try:
-            async with asyncio.TaskGroup() as group:
-                opening = [group.create_task(entry.open()) for entry in self._entries]
-        except ExceptionGroup as faults:  # raise only one error, preferably one that the client caused
-            raise min(faults.exceptions, key=lambda fault: fault.status if isinstance(fault, APIError) else 600) from None
-        served = [function for task in opening for function in task.result()]
+        # Preferably raise an error that the client caused.
+        opened = await concurrently((entry.open() for entry in self._entries), _status)
+        served = [function for functions in opened for function in functions]
         approved = self._approve()
         self.offered, self.approved_functions = [*served], [*approved]
 
@@ -274,6 +271,10 @@ class Toolbox:
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
         return approved
+
+
+def _status(error: Exception) -> int:
+    return error.status if isinstance(error, APIError) else 600
 
 
 def _named_objects(tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
